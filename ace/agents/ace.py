@@ -1,0 +1,147 @@
+"""The ACE agent: act with the planner on the learned model, learn from prioritised segments."""
+
+import jax
+import jax.numpy as jnp
+
+from ace import learner, model, nets, planners, replay
+from ace.config import Config
+from ace.learner import DTYPES, UNROLL, init, ramp
+from ace.planners import PlanInput, init_memory
+from ace.planners.icem import proposal_counts
+from ace.types import Lane, LearnerState, Metrics, Params, PlanMemory
+
+__all__ = ["METRICS", "act", "act_policy", "init", "init_memory", "update"]
+
+METRICS = (
+    "similarity_loss",
+    "reward_loss",
+    "value_loss",
+    "policy_loss",
+    "q",
+    "target",
+    "novelty",
+    "novelty_error",
+    "novelty_weight",
+    "grad_norm",
+    "policy_grad_norm",
+    "skipped_updates",
+)
+
+
+def act(
+    lane: Lane,
+    state: LearnerState,
+    memory: PlanMemory,
+    obs: jax.Array,
+    first: jax.Array,
+    agent_step: jax.Array,
+    key: jax.Array,
+    train: bool,
+) -> tuple[jax.Array, PlanMemory]:
+    """Plan one action from an observation [O]; the horizon is fixed when an episode begins."""
+    config, p = lane.config, lane.config.plan
+    params = nets.cast(state.params, DTYPES[config.precision])
+    propose_key, plan_key = jax.random.split(key)
+    begin = _horizon(config, agent_step)
+    horizon = jnp.where(first, begin, memory.horizon)
+    z = model.encode(params, obs)
+    b = jnp.zeros(config.net.belief, z.dtype)
+    if config.parity.carry_belief:
+        b = jnp.where(first, b, memory.belief.astype(z.dtype))
+
+    def ramped(r, final):
+        return ramp(r, final, agent_step, config.seed_steps)
+
+    def score(actions: jax.Array, eps: jax.Array) -> jax.Array:
+        return evaluate_plans(config, params, state.stats, z, b, actions, horizon, eps)
+
+    given = PlanInput(
+        proposals=propose(lane, params, state.stats, z, b, propose_key),
+        first=first,
+        horizon=horizon,
+        std_floor=ramped(p.std_ramp, p.min_std),
+        policy_fraction=ramped(p.policy_ramp, p.policy_fraction),
+        noise_map=lane.noise_map[horizon],
+        mask=lane.action_mask,
+        key=plan_key,
+    )
+    action, memory = planners.plan(config, score, memory, given, train)
+    if config.parity.carry_belief:
+        memory = memory._replace(belief=model.believe(params, z, action, b).astype(jnp.float32))
+    return action, memory
+
+
+def _horizon(config: Config, agent_step: jax.Array) -> jax.Array:
+    h = ramp(config.plan.horizon_ramp, config.plan.horizon, agent_step, config.seed_steps)
+    return jnp.floor(h + 1e-4).astype(jnp.int32)  # the ramp's end may fall short by rounding
+
+
+def propose(
+    lane: Lane, params: Params, stats: Params, z: jax.Array, b: jax.Array, key: jax.Array
+) -> jax.Array:
+    """Sequences [H, M, A] that the noisy policy takes in the model."""
+    config = lane.config
+    count = max(proposal_counts(config.plan))
+    z, b = (jnp.broadcast_to(x, (count, x.shape[-1])) for x in (z, b))
+
+    def step(carry: tuple, eps: jax.Array) -> tuple[tuple, jax.Array]:
+        z, b = carry
+        action = model.noisy_policy(params, config.learn, z, eps)
+        b = model.believe(params, z, action, b)
+        return (model.project(params, stats, b), b), action
+
+    eps = model.action_normal(key, (config.plan.horizon, count), lane.action_mask)
+    return jax.lax.scan(step, (z, b), eps, unroll=UNROLL)[1]
+
+
+def evaluate_plans(
+    config: Config,
+    params: Params,
+    stats: Params,
+    z: jax.Array,
+    b: jax.Array,
+    actions: jax.Array,
+    horizon: jax.Array,
+    eps: jax.Array,
+) -> jax.Array:
+    """phi = sum_{t<h} gamma^t r(z_t, a_t, b_t) + gamma^h min Q(z_h, pi(z_h)): [N] (2.1).
+
+    All H steps are rolled out; the working horizon h only selects what counts.
+    """
+    learn, count = config.learn, actions.shape[1]
+    z, b = (jnp.broadcast_to(x, (count, x.shape[-1])) for x in (z, b))
+
+    def step(carry: tuple, action: jax.Array) -> tuple[tuple, tuple]:
+        z, b = carry
+        b_next = model.believe(params, z, action, b)
+        z_next = model.project(params, stats, b_next)
+        return (z_next, b_next), (z, b, z_next, b_next)
+
+    _, (zs, bs, z_next, b_next) = jax.lax.scan(step, (z, b), actions, unroll=UNROLL)
+    rewards = model.reward(params, zs, bs, actions, b_next)
+    t = jnp.arange(actions.shape[0])[:, None]
+    running = jnp.sum(jnp.where(t < horizon, learn.discount**t * rewards, 0.0), 0)
+    z_end = z_next[horizon - 1]
+    action = model.noisy_policy(params, learn, z_end, eps)
+    return running + learn.discount**horizon * model.value(params, z_end, action).min(0)
+
+
+def act_policy(lane: Lane, state: LearnerState, obs: jax.Array) -> jax.Array:
+    """The policy's mean action for an observation [..., O]."""
+    params = nets.cast(state.params, DTYPES[lane.config.precision])
+    return model.policy(params, model.encode(params, obs)) * lane.action_mask
+
+
+def update(
+    lane: Lane,
+    state: LearnerState,
+    store: replay.Replay,
+    agent_step: jax.Array,
+    active: jax.Array,
+) -> tuple[LearnerState, replay.Replay, Metrics]:
+    """Sample, learn, write priorities; a lane that is not active stays as it is."""
+    config = lane.config
+    batch = learner.draw(lane, state, store)
+    new, priority, metrics = learner.update(lane, state, batch, agent_step)
+    store = replay.set_priorities(store, config.replay, batch.index, priority, active)
+    return learner.choose(active, new, state), store, metrics

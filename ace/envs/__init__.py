@@ -1,0 +1,21 @@
+"""Environments: one protocol, a registry of tasks and a pool of worker processes. Simulators are
+imported only when a task needs them."""
+
+from ace.envs.api import Env, EnvError, EnvSpec, StepResult, TaskError
+from ace.envs.registry import get_spec, make, task_names, validate
+from ace.envs.vector import EnvRequest, VectorEnv, VectorStep
+
+__all__ = [
+    "Env",
+    "EnvError",
+    "EnvRequest",
+    "EnvSpec",
+    "StepResult",
+    "TaskError",
+    "VectorEnv",
+    "VectorStep",
+    "get_spec",
+    "make",
+    "task_names",
+    "validate",
+]

@@ -1,0 +1,191 @@
+"""The part of VectorEnv that steps environments: a group of lanes over shared arrays, and the main
+loop of a worker process. Both run the same `Group`, in this process or in another."""
+
+import mmap
+import os
+import pickle
+import signal
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from ace.envs.api import Env, EnvError, TaskError
+from ace.envs.registry import make
+
+# Messages are pickled tuples (command, argument). The frequent ones are pickled once.
+STEP = pickle.dumps(("step", None))
+CLOSE = pickle.dumps(("close", None))
+DONE = pickle.dumps(None)
+
+
+@dataclass(frozen=True)
+class EnvRequest:
+    """One environment of a VectorEnv; the label names it in errors, e.g. "lane 3"."""
+
+    task: str
+    seed: int  # 0 <= seed < 2**32, the range of dm_control's generator
+    action_repeat: int
+    label: str
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The arrays that parent and workers share; row i belongs to environment i."""
+
+    action: np.ndarray  # float32 [N, A]
+    obs: np.ndarray  # float32 [N, O], after auto-reset
+    final_obs: np.ndarray  # float32 [N, O], before auto-reset
+    reward: np.ndarray  # float32 [N]
+    terminated: np.ndarray  # bool [N]
+    truncated: np.ndarray  # bool [N]
+
+
+def arrays_nbytes(count: int, obs_size: int, action_size: int) -> int:
+    """Count the bytes that `arrays_over` needs."""
+    return count * (4 * action_size + 8 * obs_size + 4 + 2)
+
+
+def arrays_over(buffer: Any, count: int, obs_size: int, action_size: int) -> Arrays:
+    """Lay the arrays out in a buffer, one after the other; widest types first, to stay aligned."""
+    offset = 0
+
+    def take(dtype: type, *shape: int) -> np.ndarray:
+        nonlocal offset
+        array = np.ndarray(shape, dtype, buffer, offset)
+        offset += array.nbytes
+        return array
+
+    return Arrays(
+        action=take(np.float32, count, action_size),
+        obs=take(np.float32, count, obs_size),
+        final_obs=take(np.float32, count, obs_size),
+        reward=take(np.float32, count),
+        terminated=take(np.bool_, count),
+        truncated=take(np.bool_, count),
+    )
+
+
+class Lane:
+    """One environment and its rows of the shared arrays, cut to its own sizes."""
+
+    def __init__(self, request: EnvRequest, row: int, arrays: Arrays) -> None:
+        self.request = request
+        self.row = row
+        self.env: Env = make(request.task, request.seed, request.action_repeat)
+        spec = self.env.spec
+        rows = (arrays.obs[row], arrays.action[row])
+        for what, size, given in zip(
+            ("observation", "action"), (spec.obs_size, spec.action_size), rows, strict=True
+        ):
+            if size > given.size:
+                raise TaskError(f"its {what} size is {size}, more than the {given.size} allotted")
+        self.action = arrays.action[row, : spec.action_size]
+        self.obs = arrays.obs[row, : spec.obs_size]
+        self.final_obs = arrays.final_obs[row, : spec.obs_size]
+
+
+class Group:
+    """The lanes that one process steps, one after the other."""
+
+    def __init__(self, requests: Sequence[EnvRequest], first_row: int, arrays: Arrays) -> None:
+        self.arrays = arrays
+        self.agent_step = 0
+        self.lanes: list[Lane] = []
+        for row, request in enumerate(requests, first_row):
+            try:
+                self.lanes.append(Lane(request, row, arrays))
+            except Exception as error:
+                self.close()
+                raise _labelled(error, request, "could not be made") from error
+
+    def run(self, command: str, argument: Any) -> None:
+        """Do what a message asks for."""
+        if command == "step":
+            self.step()
+        else:
+            self.reset(argument)
+
+    def reset(self, seeds: Sequence[int] | None) -> None:
+        """Start new episodes; seeds, if any, are those of all rows."""
+        for lane in self.lanes:
+            try:
+                lane.obs[:] = lane.env.reset(None if seeds is None else seeds[lane.row])
+                lane.final_obs[:] = lane.obs
+            except Exception as error:
+                raise self._failed(error, lane, "reset") from error
+
+    def step(self) -> None:
+        """Step every lane once; a lane whose episode ends starts the next one at once."""
+        self.agent_step += 1
+        reward, terminated, truncated = (
+            self.arrays.reward,
+            self.arrays.terminated,
+            self.arrays.truncated,
+        )
+        for lane in self.lanes:
+            try:
+                result = lane.env.step(lane.action)
+                ended = result.terminated or result.truncated
+                lane.final_obs[:] = result.obs
+                lane.obs[:] = lane.env.reset() if ended else result.obs
+            except Exception as error:
+                raise self._failed(error, lane, "step") from error
+            reward[lane.row] = result.reward
+            terminated[lane.row] = result.terminated
+            truncated[lane.row] = result.truncated
+
+    def close(self) -> None:
+        """Close every environment."""
+        for lane in self.lanes:
+            lane.env.close()
+        self.lanes = []
+
+    def _failed(self, error: Exception, lane: Lane, what: str) -> Exception:
+        return _labelled(error, lane.request, f"failed in {what} at agent step {self.agent_step}")
+
+
+def _labelled(error: Exception, request: EnvRequest, what: str) -> Exception:
+    """Say which lane an error comes from; anything but our own errors is a crash."""
+    text = f"{request.label} ({request.task}) {what}: "
+    if isinstance(error, (EnvError, TaskError)):
+        return type(error)(f"{text}{error}")
+    details = "".join(traceback.format_exception(error)).rstrip()
+    return EnvError(f"{text}{type(error).__name__}: {error}\n{details}")
+
+
+def main(connection_fd: int, memory_fd: int) -> None:
+    """Run a worker process until it is told to close, or the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    connection = Connection(connection_fd)
+    try:
+        serve(connection, memory_fd)
+    except (EOFError, ConnectionError):
+        pass  # the parent is gone
+
+
+def serve(connection: Connection, memory_fd: int) -> None:
+    """Make the lanes that the first message describes, then answer every message."""
+    requests, first_row, sizes = connection.recv()
+    buffer = mmap.mmap(memory_fd, arrays_nbytes(*sizes))
+    os.close(memory_fd)
+    try:
+        group = Group(requests, first_row, arrays_over(buffer, *sizes))
+    except Exception as error:
+        connection.send(error)
+        return
+    connection.send_bytes(DONE)
+    while True:
+        command, argument = connection.recv()
+        if command == "close":
+            group.close()
+            return
+        try:
+            group.run(command, argument)
+        except Exception as error:
+            connection.send(error)
+        else:
+            connection.send_bytes(DONE)

@@ -1,0 +1,19 @@
+"""Every random number of a run comes from here: a key is named by the lane's seed, the purpose and
+a counter, so no stream is ever shared between seeds, used twice, or lost when a run continues."""
+
+import jax
+import numpy as np
+
+PURPOSES = ("init", "env", "eval_env", "seed_action", "plan", "eval_plan", "update")
+
+
+def key(seed: jax.Array | int, purpose: str, step: jax.Array | int = 0) -> jax.Array:
+    """The device key of one lane for one purpose at one count."""
+    base = jax.random.fold_in(jax.random.key(seed), PURPOSES.index(purpose))
+    return jax.random.fold_in(base, step)
+
+
+def host_seed(seed: int, purpose: str, index: int = 0) -> int:
+    """The same idea for what runs on the host (simulators, initialisation): a 32-bit seed."""
+    entropy = [seed, PURPOSES.index(purpose), index]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -1,0 +1,166 @@
+"""Many lanes in one program. Everything else is written for one lane; here, and only here, the
+leading lane axis is added with `jax.vmap` and the few functions that a run calls are compiled."""
+
+import functools
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ace import keys, replay
+from ace.agents import AGENTS
+from ace.config import Config, ConfigError, flatten
+from ace.noise import noise_maps
+from ace.types import Lane, LearnerState, Metrics, PlanMemory, Transition
+
+MATMUL = {"f32": "highest", "tf32": "default", "bf16": "default"}
+
+
+class LaneSetup(NamedTuple):
+    """One lane before stacking: what the user asked for and the sizes of its task."""
+
+    task: str
+    seed: int
+    config: Config
+    sizes: tuple[int, int]  # observation, action
+
+
+class RunState(NamedTuple):
+    """All that a run changes on the device, every leaf with a leading lane axis."""
+
+    learner: LearnerState
+    memory: PlanMemory
+    replay: replay.Replay
+
+
+def stack(trees: Sequence[Any]) -> Any:
+    """One tree with a leading lane axis from many equal ones."""
+    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(x) for x in leaves]), *trees)
+
+
+def check_compatible(setups: Sequence[LaneSetup]) -> None:
+    """Lanes of one program must agree in every setting that shapes it."""
+    first = setups[0]
+    structure = jax.tree.structure(first.config)
+    for other in setups[1:]:
+        if jax.tree.structure(other.config) == structure:
+            continue
+        a, b = flatten(first.config), flatten(other.config)
+        names = [n for n in a if a[n] != b[n] and not _per_lane(first.config, n)]
+        raise ConfigError(
+            f"lanes {first.task} and {other.task} differ in {', '.join(names)}, which shapes the "
+            "program; train them in separate runs or set the same value for both"
+        )
+
+
+def _per_lane(config: Config, name: str) -> bool:
+    paths = jax.tree_util.tree_flatten_with_path(config)[0]
+    return name in {".".join(str(k.name) for k in path) for path, _ in paths}
+
+
+def pack(obs: np.ndarray, final_obs: np.ndarray, reward, terminated, done) -> np.ndarray:
+    """What the simulators returned as one array [L, 2 O + 3], so that it travels in one transfer."""
+    columns = [obs, final_obs, *(np.asarray(x, np.float32)[:, None] for x in (reward, terminated, done))]
+    return np.concatenate(columns, 1, dtype=np.float32)
+
+
+class Program:
+    """The compiled functions of a run; each is traced once."""
+
+    def __init__(self, agent: str, setups: Sequence[LaneSetup]):
+        check_compatible(setups)
+        self.agent: ModuleType = AGENTS[agent]
+        self.setups = list(setups)
+        self.config = setups[0].config  # for what all lanes share
+        self.obs_size = max(s.sizes[0] for s in setups)
+        self.action_size = max(s.sizes[1] for s in setups)
+        self.lane = stack([self._lane(s) for s in setups])
+        self.traces: dict[str, int] = {}
+        over = functools.partial(self._compile)
+        self.act = over(self._act, (0, 0, 0, 0, None, None), donate=(2,))
+        self.act_eval = over(self._act_eval, (0, 0, 0, 0, None, None), donate=(2,))
+        self.act_policy = over(self._act_policy, (0, 0, 0))
+        self.act_seed = over(self._act_seed, (0, None))
+        self.add = over(self._add, (0, 0, 0, 0), donate=(1,))
+        self.update = over(self._update, (0, 0, 0, None, 0), donate=(1, 2))
+
+    def _lane(self, setup: LaneSetup) -> Lane:
+        plan = setup.config.plan
+        return Lane(
+            seed=jnp.uint32(setup.seed),
+            config=jax.tree.map(jnp.float32, setup.config),
+            action_mask=jnp.arange(self.action_size) < setup.sizes[1],
+            noise_map=jnp.asarray(noise_maps(plan.horizon, plan.noise_beta)),
+        )
+
+    def _compile(self, function: Callable, axes: tuple, donate: tuple = ()) -> Callable:
+        name = function.__name__.removeprefix("_")
+
+        def traced(*args: Any) -> Any:
+            self.traces[name] = self.traces.get(name, 0) + 1  # runs only while tracing
+            with jax.default_matmul_precision(MATMUL[self.config.precision]):
+                return jax.vmap(function, in_axes=axes)(*args)
+
+        traced.__name__ = name  # what profiles and compile logs show
+        return jax.jit(traced, donate_argnums=donate)
+
+    def init_learner(self) -> LearnerState:
+        """Freshly initialised learners, drawn lane by lane."""
+        padded = (self.obs_size, self.action_size)
+        return stack([self.agent.init(s.config, s.seed, s.sizes, padded) for s in self.setups])
+
+    def init_memory(self, copies: int | None = None) -> PlanMemory:
+        """Planner memory per lane, or per lane and copy."""
+        shape = (len(self.setups),) if copies is None else (len(self.setups), copies)
+        memory = self.agent.init_memory(self.config, self.action_size)
+        return jax.tree.map(lambda x: jnp.array(jnp.broadcast_to(x, (*shape, *x.shape))), memory)
+
+    def init_state(self, obs: np.ndarray, capacity: int) -> RunState:
+        """The state of a run whose first observations are `obs`."""
+        start = functools.partial(replay.init, capacity, action_size=self.action_size)
+        store = jax.jit(jax.vmap(lambda o: start(obs=o)))(jnp.asarray(obs))
+        return RunState(self.init_learner(), self.init_memory(), store)
+
+    def _act(
+        self, lane: Lane, learner: LearnerState, memory: PlanMemory, store, agent_step, restart
+    ) -> tuple[jax.Array, PlanMemory]:
+        """Plan from the newest stored observation; `restart` forgets the memory."""
+        first = (store.length == 0) | restart
+        key = keys.key(lane.seed, "plan", agent_step)
+        obs = store.obs[store.cursor]
+        return self.agent.act(lane, learner, memory, obs, first, agent_step, key, train=True)
+
+    def _act_eval(self, lane, learner, memory, obs, eval_step, agent_step):
+        """Plan for a lane's evaluation episodes [E, O]; `eval_step` counts inside the episode."""
+        key = jax.random.fold_in(keys.key(lane.seed, "eval_plan", agent_step), eval_step)
+        episodes = jnp.arange(obs.shape[0])
+
+        def one(memory: PlanMemory, obs: jax.Array, episode: jax.Array):
+            first, k = eval_step == 0, jax.random.fold_in(key, episode)
+            return self.agent.act(lane, learner, memory, obs, first, agent_step, k, train=False)
+
+        return jax.vmap(one)(memory, obs, episodes)
+
+    def _act_policy(self, lane: Lane, learner: LearnerState, obs: jax.Array) -> jax.Array:
+        return self.agent.act_policy(lane, learner, obs)
+
+    def _act_seed(self, lane: Lane, agent_step: jax.Array) -> jax.Array:
+        """A uniform random action."""
+        key = keys.key(lane.seed, "seed_action", agent_step)
+        shape = lane.action_mask.shape
+        return jax.random.uniform(key, shape, minval=-1.0, maxval=1.0) * lane.action_mask
+
+    def _add(self, lane: Lane, store: replay.Replay, action: jax.Array, packed: jax.Array):
+        obs, final_obs, (reward, terminated, done) = jnp.split(
+            packed, (self.obs_size, 2 * self.obs_size)
+        )
+        step = Transition(action, reward, terminated > 0, done > 0, final_obs, obs)
+        return replay.add(store, step, self.config.plan.horizon)
+
+    def _update(
+        self, lane: Lane, learner: LearnerState, store, agent_step, active
+    ) -> tuple[LearnerState, replay.Replay, Metrics]:
+        return self.agent.update(lane, learner, store, agent_step, active)

@@ -1,0 +1,257 @@
+"""One gradient step of one lane (Algorithm 2): latents, novelty, targets, the model's and critics'
+step, the policy's step, the target network."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ace import keys, losses, model, nets, replay, targets
+from ace.config import Config, LearnConfig, Ramp
+from ace.types import Batch, Lane, LearnerState, Metrics, Params
+
+UNROLL = 1  # of loops over the horizon; unrolling made compilation slower, not the program faster
+DTYPES = {"f32": jnp.float32, "tf32": jnp.float32, "bf16": jnp.bfloat16}
+
+
+def ramp(r: Ramp, final: jax.Array | float, agent_step: jax.Array | int, seed_steps: int):
+    """Value of a setting on its way from `r.start` to `final` (2.7)."""
+    begin = seed_steps if r.after_seed else 0
+    w = jnp.clip((agent_step - begin) / jnp.maximum(r.duration, 1e-9), 0.0, 1.0)
+    return (1 - w) * r.start + w * final
+
+
+def init(config: Config, seed: int, sizes: tuple[int, int], padded: tuple[int, int]) -> Any:
+    """The learner of one lane for (observation, action) sizes, zero-padded to the program's."""
+    rng = np.random.default_rng(keys.host_seed(seed, "init"))
+    params, stats = model.init(rng, config, *sizes)
+    params = jax.tree.map(jnp.asarray, model.pad(params, *padded))
+    model_params, policy_params = split(params)
+    return LearnerState(
+        params=params,
+        stats=jax.tree.map(jnp.asarray, stats),
+        target={name: params[name] for name in ("encoder", "value")},
+        opt=(adam(config.learn).init(model_params), adam(config.learn).init(policy_params)),
+        moments=targets.init_moments(),
+        update_step=jnp.zeros((), jnp.int32),
+        skipped=jnp.zeros((), jnp.int32),
+    )
+
+
+def split(params: Params) -> tuple[Params, Params]:
+    """Model (encoder, dynamics, heads, critics) and policy parameters."""
+    return {k: v for k, v in params.items() if k != "policy"}, {"policy": params["policy"]}
+
+
+def adam(learn: LearnConfig, rate: jax.Array | float = 0.0) -> optax.GradientTransformation:
+    """AdamW after clipping by the global norm (3.5)."""
+    return optax.chain(
+        optax.clip_by_global_norm(learn.grad_clip),  # type: ignore[arg-type]
+        optax.scale_by_adam(learn.beta1, learn.beta2, 1e-8),
+        optax.add_decayed_weights(learn.weight_decay),
+        optax.scale_by_learning_rate(rate),
+    )
+
+
+class Latents(NamedTuple):
+    """Encodings of the observed segment that need no gradient."""
+
+    online: jax.Array  # [H+1, B, latent]
+    target: jax.Array  # [H, B, latent] target encodings of the next observations
+
+
+def draw(lane: Lane, state: LearnerState, store: replay.Replay) -> Batch:
+    """The segments of the next update."""
+    c = lane.config
+    key = keys.key(lane.seed, "update", state.update_step)
+    return replay.sample(store, c.replay, jax.random.fold_in(key, 0), c.learn.batch, c.plan.horizon)
+
+
+def update(
+    lane: Lane, state: LearnerState, batch: Batch, agent_step: jax.Array
+) -> tuple[LearnerState, jax.Array, Metrics]:
+    """One update; returns the new state, the priorities of the segments and metrics."""
+    config, learn = lane.config, lane.config.learn
+    dtype = DTYPES[config.precision]
+    key = keys.key(lane.seed, "update", state.update_step)
+    eps = model.action_normal(
+        jax.random.fold_in(key, 1), (3, config.plan.horizon + 1, learn.batch), lane.action_mask
+    )
+    params, target = nets.cast(state.params, dtype), nets.cast(state.target, dtype)
+
+    latents = Latents(model.encode(params, batch.obs), model.encode(target, batch.obs[1:]))
+    novelty, moments, novelty_stats = novelty_of(config, params, state, latents, batch)
+    weight = ramp(learn.novelty_ramp, learn.novelty_weight, agent_step, config.seed_steps)
+    joint = batch.reward + weight * novelty
+    next_action = model.noisy_policy(params, learn, latents.online[1:], eps[0, 1:])
+    next_value = model.value(target, latents.online[1:], next_action).min(0)
+    y = targets.lambda_targets(
+        joint, next_value, batch.continues, batch.mask, learn.discount, learn.td_lambda
+    )
+
+    model_params, policy_params = split(state.params)
+    grads, aux = jax.grad(model_loss, has_aux=True)(
+        model_params, config, batch, latents.target, jax.lax.stop_gradient(y)
+    )
+    grads = jax.tree.map(lambda g: g / config.plan.horizon, grads)
+    new_model, model_opt = _step(learn, learn.learning_rate, grads, state.opt[0], model_params)
+
+    policy_grads, policy_loss = jax.grad(policy_loss_of, has_aux=True)(
+        policy_params, lane, new_model, aux["z"], latents.online, batch, eps[1:]
+    )
+    new_policy, policy_opt = _step(
+        learn, learn.policy_learning_rate, policy_grads, state.opt[1], policy_params
+    )
+    if config.parity.policy_delay > 1:
+        turn = (state.update_step % config.parity.policy_delay) == 0
+        new_policy = choose(turn, new_policy, policy_params)
+        policy_opt = choose(turn, policy_opt, state.opt[1])
+
+    new_params = new_model | new_policy
+    stats = fold_stats(state.stats, novelty_stats, aux["stats"], learn.batch)
+    norms = optax.global_norm(grads), optax.global_norm(policy_grads)
+    finite = jnp.isfinite(norms[0]) & jnp.isfinite(norms[1])
+    new_target = _target(learn, state, new_params)
+    new_state = LearnerState(
+        new_params, stats, new_target, (model_opt, policy_opt), moments, *_counts(state)
+    )
+    old_state = state._replace(update_step=new_state.update_step, skipped=state.skipped + 1)
+    metrics = {name: aux[name] for name in ("similarity_loss", "reward_loss", "value_loss", "q")}
+    metrics |= {
+        "policy_loss": policy_loss,
+        "target": y.mean(),
+        "novelty": jnp.sum(novelty * batch.mask) / batch.mask.sum(),
+        "novelty_error": moments.mean,
+        "novelty_weight": weight,
+        "grad_norm": norms[0],
+        "policy_grad_norm": norms[1],
+        "skipped_updates": state.skipped.astype(jnp.float32),
+    }
+    return choose(finite, new_state, old_state), aux["priority"], metrics
+
+
+def novelty_of(
+    config: Config, params: Params, state: LearnerState, latents: Latents, batch: Batch
+) -> tuple[jax.Array, Any, Params]:
+    """r^i of every step: the one-step prediction error from the real latent and a zero belief."""
+    z = latents.online[:-1]
+    b = model.believe(params, z, batch.action, jnp.zeros((*z.shape[:-1], config.net.belief), z.dtype))
+    z_next, projector = model.project_train(params, b)
+    prediction, predictor = model.predict_train(params, z_next)
+    error = targets.similarity_error(prediction, latents.target)
+    moments = targets.merge_moments(state.moments, error, batch.mask, config.learn)
+    novelty = targets.novelty_reward(error, batch.mask, moments, config.learn)
+    stats = {"projector": projector, "predictor": predictor}
+    return novelty, moments, stats if config.parity.novelty_updates_stats else {}
+
+
+def fold_stats(running: Params, novelty: Params, rollout: Params, rows: int) -> Params:
+    """Running batch-norm statistics after the passes of one update, in their order (3.7)."""
+    horizon = rollout["projector"]["mean"].shape[0]
+    for passed in (novelty, rollout):
+        for name, batches in passed.items():
+            count = rows * horizon // batches["mean"].shape[0] if name == "predictor" else rows
+            running = running | {name: nets.update_stats(running[name], batches, count)}
+    return running
+
+
+def model_loss(
+    model_params: Params, config: Config, batch: Batch, target_z: jax.Array, y: jax.Array
+) -> tuple[jax.Array, dict]:
+    """Similarity, reward and value losses along an H-step rollout from z_0 = h(s_0) (3.2)."""
+    learn, parity = config.learn, config.parity
+    params = nets.cast(model_params, DTYPES[config.precision])
+    z, b, stats = rollout(params, config, batch)
+
+    flat = z[1:].reshape(-1, z.shape[-1])
+    prediction, predictor = model.predict_train(params, flat)
+    r = model.reward(params, z[:-1], b[:-1], batch.action, b[1:])
+    q = model.value(params, z[:-1], batch.action)
+
+    rho = learn.time_decay ** jnp.arange(config.plan.horizon, dtype=jnp.float32)[:, None]
+    value_weight = rho * batch.mask
+    model_weight = value_weight if parity.model_time_decay else batch.mask
+    s = losses.similarity(prediction.reshape(target_z.shape), target_z, model_weight)
+    e = losses.reward(r, batch.reward, model_weight)
+    v, absolute = losses.value(q, y, value_weight)
+    s, e, v = (jnp.minimum(x, learn.loss_clip) for x in (s, e, v))
+    total = learn.similarity_weight * s + learn.reward_weight * e + learn.value_weight * v
+
+    importance = batch.weight
+    if parity.importance == "batch_mean":
+        importance = jnp.full_like(importance, importance.mean())
+    elif parity.importance == "none":
+        importance = jnp.ones_like(importance)
+    aux = {
+        "z": z,
+        "stats": {"projector": stats, "predictor": jax.tree.map(lambda x: x[None], predictor)},
+        "priority": jnp.minimum(absolute, learn.loss_clip),
+        "similarity_loss": s.mean(),
+        "reward_loss": e.mean(),
+        "value_loss": v.mean(),
+        "q": q.mean(),
+    }
+    return jnp.mean(importance * total), aux
+
+
+def rollout(params: Params, config: Config, batch: Batch) -> tuple[jax.Array, jax.Array, Params]:
+    """Latents z [H+1, B, .] and beliefs b [H+1, B, .] under the stored actions, and statistics."""
+    z0 = model.encode(params, batch.obs[0])
+    b0 = jnp.zeros((*z0.shape[:-1], config.net.belief), z0.dtype)
+
+    def step(carry: tuple, action: jax.Array) -> tuple[tuple, tuple]:
+        z, b = carry
+        b = model.believe(params, z, action, b)
+        z, stats = model.project_train(params, b)
+        return (z, b), (z, b, stats)
+
+    _, (z, b, stats) = jax.lax.scan(step, (z0, b0), batch.action, unroll=UNROLL)
+    return jnp.concatenate([z0[None], z]), jnp.concatenate([b0[None], b]), stats
+
+
+def policy_loss_of(
+    policy_params: Params,
+    lane: Lane,
+    new_model: Params,
+    z: jax.Array,
+    online: jax.Array,
+    batch: Batch,
+    eps: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Deterministic policy gradient through the updated critics on detached latents (3.4)."""
+    config, learn = lane.config, lane.config.learn
+    dtype = DTYPES[config.precision]
+    params = nets.cast(policy_params, dtype)
+    critics = nets.cast({"value": new_model["value"]}, dtype)
+    z = jax.lax.stop_gradient(z)
+    action = model.noisy_policy(params, learn, z, eps[0])
+    mask = jnp.concatenate([jnp.ones_like(batch.mask[:1]), batch.mask])
+    loss = losses.policy(model.value(critics, z, action), mask)
+    if config.parity.bc_weight:
+        imitation = model.noisy_policy(params, learn, online[:-1], eps[1, 1:])
+        square = jnp.square(imitation - batch.action).sum(-1) / lane.action_mask.sum()
+        loss += config.parity.bc_weight * config.plan.horizon * jnp.mean(square * batch.mask)
+    return loss, loss
+
+
+def _step(learn: LearnConfig, rate: Any, grads: Params, opt: Any, params: Params):
+    changes, opt = adam(learn, rate).update(grads, opt, params)
+    return optax.apply_updates(params, changes), opt
+
+
+def _target(learn: LearnConfig, state: LearnerState, params: Params) -> Params:
+    """Exponential moving average of encoder and critics, every `target_period` updates (3.6)."""
+    keep = jnp.where(state.update_step % learn.target_period == 0, learn.target_momentum, 1.0)
+    new = {name: params[name] for name in state.target}
+    return jax.tree.map(lambda t, p: keep * t + (1 - keep) * p, state.target, new)
+
+
+def _counts(state: LearnerState) -> tuple[jax.Array, jax.Array]:
+    return state.update_step + 1, state.skipped
+
+
+def choose(pick: jax.Array, new: Any, old: Any) -> Any:
+    """The new tree where `pick` holds, else the old one."""
+    return jax.tree.map(lambda a, b: jnp.where(pick, a, b), new, old)

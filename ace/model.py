@@ -1,0 +1,172 @@
+"""The networks of the method: encoder h, recurrent dynamics f with projector g, reward r, twin
+critics Q, policy pi and predictor q. Written for one lane; `[...]` stands for any batch axes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ace import nets
+from ace.config import Config, LearnConfig
+from ace.types import Params
+
+F32 = jnp.float32
+
+
+def init(rng: nets.Rng, config: Config, obs_size: int, action_size: int) -> tuple[Params, Params]:
+    """Parameters and running batch-norm statistics of one lane, as NumPy arrays (1.2, 1.4)."""
+    n = config.net
+    reward_in = n.belief
+    if config.parity.reward_input == "all":
+        reward_in = n.latent + n.belief + action_size
+    params = {
+        "encoder": {
+            "in": nets.linear_init(rng, obs_size, n.encoder),
+            "norm": nets.norm_init(n.encoder),
+            "out": nets.linear_init(rng, n.encoder, n.latent),
+        },
+        "cell": nets.gru_init(rng, n.latent + action_size, n.belief),
+        "projector": _norm_mlp_init(rng, n.belief, n.mlp, n.latent),
+        "predictor": _norm_mlp_init(rng, n.latent, n.mlp, n.latent),
+        "reward": _mlp_init(rng, reward_in, n.mlp, 1, zero=True),
+        "value": jax.tree.map(
+            lambda *q: np.stack(q),
+            *[_critic_init(rng, n.latent + action_size, n.mlp) for _ in range(2)],
+        ),
+        "policy": _mlp_init(rng, n.latent, n.mlp, action_size),
+    }
+    stats = {"projector": nets.stats_init(n.mlp), "predictor": nets.stats_init(n.mlp)}
+    return params, stats
+
+
+def _mlp_init(rng: nets.Rng, n_in: int, width: int, n_out: int, zero: bool = False) -> Params:
+    return {
+        "in": nets.linear_init(rng, n_in, width),
+        "mid": nets.linear_init(rng, width, width),
+        "out": nets.linear_init(rng, width, n_out, zero=zero),
+    }
+
+
+def _norm_mlp_init(rng: nets.Rng, n_in: int, width: int, n_out: int) -> Params:
+    return {
+        "in": nets.linear_init(rng, n_in, width),
+        "norm": nets.norm_init(width),
+        "out": nets.linear_init(rng, width, n_out),
+    }
+
+
+def _critic_init(rng: nets.Rng, n_in: int, width: int) -> Params:
+    norms = {"norm_in": nets.norm_init(width), "norm_mid": nets.norm_init(width)}
+    return _mlp_init(rng, n_in, width, 1, zero=True) | norms
+
+
+def pad(params: Params, obs_size: int, action_size: int) -> Params:
+    """Zero rows and columns for padded observation and action dimensions.
+
+    Padded inputs are always zero, so these weights get no gradient and never move: a padded lane
+    computes what the unpadded one does. Actions stand last in every input.
+    """
+
+    def grow(w: np.ndarray, axis: int, extra: int) -> np.ndarray:
+        widths = [(0, 0)] * w.ndim
+        widths[axis] = (0, extra)
+        return np.pad(w, widths)
+
+    more_obs = obs_size - params["encoder"]["in"]["w"].shape[0]
+    more_actions = action_size - params["policy"]["out"]["w"].shape[1]
+    params = jax.tree.map(lambda x: x, params)  # new containers, same arrays
+    params["encoder"]["in"]["w"] = grow(params["encoder"]["in"]["w"], 0, more_obs)
+    params["cell"]["wi"] = grow(params["cell"]["wi"], 0, more_actions)
+    params["value"]["in"]["w"] = grow(params["value"]["in"]["w"], 1, more_actions)
+    params["policy"]["out"]["w"] = grow(params["policy"]["out"]["w"], 1, more_actions)
+    params["policy"]["out"]["b"] = grow(params["policy"]["out"]["b"], 0, more_actions)
+    if params["reward"]["in"]["w"].shape[0] > params["cell"]["wh"].shape[0]:
+        params["reward"]["in"]["w"] = grow(params["reward"]["in"]["w"], 0, more_actions)
+    return params
+
+
+def _join(*parts: jax.Array) -> jax.Array:
+    """Concatenate features in the type of the first part."""
+    return jnp.concatenate([p.astype(parts[0].dtype) for p in parts], -1)
+
+
+def encode(params: Params, obs: jax.Array) -> jax.Array:
+    """z = h(s): [..., O] -> [..., latent]."""
+    p = params["encoder"]
+    x = nets.linear(p["in"], obs.astype(p["in"]["w"].dtype))
+    return nets.linear(p["out"], jax.nn.elu(nets.layer_norm(p["norm"], x)))
+
+
+def believe(params: Params, z: jax.Array, action: jax.Array, b: jax.Array) -> jax.Array:
+    """b' = f(z, a, b)."""
+    return nets.ln_gru(params["cell"], _join(z, action), b)
+
+
+def project(params: Params, stats: Params, b: jax.Array) -> jax.Array:
+    """z' = g(b') with running statistics, for acting."""
+    p = params["projector"]
+    x = nets.batch_norm(p["norm"], stats["projector"], nets.linear(p["in"], b))
+    return nets.linear(p["out"], jax.nn.elu(x))
+
+
+def project_train(params: Params, b: jax.Array) -> tuple[jax.Array, Params]:
+    """z' = g(b') with batch statistics over axis -2, which are returned too."""
+    return _norm_mlp_train(params["projector"], b)
+
+
+def predict_train(params: Params, z: jax.Array) -> tuple[jax.Array, Params]:
+    """q(z'): the prediction that is compared with the target encoding; batch statistics."""
+    return _norm_mlp_train(params["predictor"], z)
+
+
+def _norm_mlp_train(p: Params, x: jax.Array) -> tuple[jax.Array, Params]:
+    x, batch = nets.batch_norm_train(p["norm"], nets.linear(p["in"], x))
+    return nets.linear(p["out"], jax.nn.elu(x)), batch
+
+
+def reward(params: Params, z: jax.Array, b: jax.Array, action: jax.Array, b_next: jax.Array):
+    """r(z, a, b): the new belief holds all three (D1), unless the head was built for them."""
+    p = params["reward"]
+    wants_all = p["in"]["w"].shape[-2] > b_next.shape[-1]
+    x = _join(z, b, action) if wants_all else b_next
+    return _mlp(p, x).squeeze(-1)
+
+
+def _mlp(p: Params, x: jax.Array) -> jax.Array:
+    x = jax.nn.elu(nets.linear(p["in"], x))
+    x = jax.nn.elu(nets.linear(p["mid"], x))
+    return nets.linear(p["out"], x, F32)
+
+
+def value(params: Params, z: jax.Array, action: jax.Array) -> jax.Array:
+    """Q1 and Q2 of (z, a): [2, ...], float32."""
+    x = _join(z, action)
+
+    def critic(p: Params) -> jax.Array:
+        y = jnp.tanh(nets.layer_norm(p["norm_in"], nets.linear(p["in"], x)))
+        y = jax.nn.elu(nets.layer_norm(p["norm_mid"], nets.linear(p["mid"], y)))
+        return nets.linear(p["out"], y, F32).squeeze(-1)
+
+    return jax.vmap(critic)(params["value"])
+
+
+def policy(params: Params, z: jax.Array) -> jax.Array:
+    """mu(z) in [-1, 1]: [..., A], float32."""
+    return jnp.tanh(_mlp(params["policy"], z))
+
+
+def noisy_policy(params: Params, learn: LearnConfig, z: jax.Array, eps: jax.Array) -> jax.Array:
+    """pi(z): the mean plus clipped noise, kept inside the box by a straight-through clamp (1.5)."""
+    noise = jnp.clip(learn.smoothing_std * eps, -learn.smoothing_clip, learn.smoothing_clip)
+    action = policy(params, z) + noise
+    edge = 1 - 1e-6
+    return action + jax.lax.stop_gradient(jnp.clip(action, -edge, edge) - action)
+
+
+def action_normal(key: jax.Array, shape: tuple[int, ...], mask: jax.Array) -> jax.Array:
+    """Normal draws [*shape, A], zero on padded actions.
+
+    The action axis is drawn first, so that a real dimension gets the same numbers whatever the
+    padding is.
+    """
+    eps = jax.random.normal(key, (mask.shape[0], *shape))
+    return jnp.moveaxis(eps * jnp.reshape(mask, (-1, *(1,) * len(shape))), 0, -1)

@@ -1,0 +1,324 @@
+"""Figures and videos from recorded runs: learning curves with bootstrap intervals, our curves
+beside published ones, and episodes as mp4. Drawing packages are imported only when used."""
+
+import io
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ace.record import read_csv
+
+Rows = Sequence[Mapping[str, Any]]
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Softer tones for curves that are context; each also carries its name beside its end.
+MUTED = (
+    *("#7d9cc4", "#c9935a", "#74a892", "#c78bab", "#a39a58"),
+    *("#8c8c8c", "#9a84c4", "#5fa3b3", "#b07a6a", "#6b7a99"),
+)
+OURS = "#C1121F"
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#777777",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#ebebeb",
+    "grid.linewidth": 0.7,
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.frameon": False,
+}
+MAX_COLUMNS = 3
+
+
+def bootstrap_interval(
+    values: np.ndarray, level: float = 0.95, samples: int = 2000, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Percentile bootstrap interval of the mean over seeds; `values` is [seeds, points]."""
+    picks = np.random.default_rng(seed).integers(len(values), size=(samples, len(values)))
+    # A resampled mean weighs each seed by how often it was picked.
+    counts = (picks[:, :, None] == np.arange(len(values))).sum(axis=1)
+    tail = (1 - level) / 2
+    low, high = np.quantile(counts @ values / len(values), [tail, 1 - tail], axis=0)
+    return low, high
+
+
+def align(rows: Rows, column: str = "return") -> tuple[np.ndarray, np.ndarray]:
+    """Env steps [points] and values [seeds, points] over the range that all seeds share."""
+    curves = _by_seed(rows, column)
+    if not curves:
+        return np.empty(0), np.empty((0, 0))
+    first = max(steps[0] for steps, _ in curves)
+    last = min(steps[-1] for steps, _ in curves)
+    grid = np.unique(np.concatenate([steps for steps, _ in curves]))
+    grid = grid[(grid >= first) & (grid <= last)]
+    # Seeds are evaluated at equal steps unless episodes end early; then read between points.
+    return grid, np.stack([np.interp(grid, *curve) for curve in curves])
+
+
+def learning_curve(folder: Path, out: Path, labels: Mapping[int, str] | None = None) -> None:
+    """Draw a run's evaluations, one panel per task; `labels` names the settings of each lane."""
+    labels = labels or {}
+    rows = read_csv(folder / "eval.csv")
+    if not rows:
+        raise ValueError(f"{folder / 'eval.csv'} has no evaluations to draw yet")
+    train = read_csv(folder / "train.csv") if (folder / "train.csv").exists() else []
+    names = _unique(labels.get(row["lane"], "") for row in rows)
+
+    def draw(axis: Any, task: str) -> None:
+        for index, name in enumerate(names):
+
+            def mine(row: Mapping[str, Any], name: str = name) -> bool:
+                return row["task"] == task and labels.get(row["lane"], "") == name
+
+            colour = COLOURS[index % len(COLOURS)]
+            _draw_run(axis, list(filter(mine, rows)), list(filter(mine, train)), colour)
+
+    keys = [
+        (name or "planner", {"color": COLOURS[index % len(COLOURS)], "linewidth": 2})
+        for index, name in enumerate(names)
+    ]
+    neutral = COLOURS[0] if len(names) == 1 else "#555555"
+    if any(np.isfinite(_floats(rows, "policy_return"))):
+        keys.append(("policy alone", {"color": neutral, "linewidth": 1.2, "linestyle": "--"}))
+    if train:
+        dots = {"color": neutral, "alpha": 0.4, "marker": ".", "linestyle": ""}
+        keys.append(("training episode", dots))
+    _save(_unique(row["task"] for row in rows), draw, keys, out, panel_width=4.2)
+
+
+def comparison(
+    ours: Mapping[str, Rows],
+    paper: Mapping[str, Mapping[int, float]],
+    anchors: Rows,
+    out: Path,
+    title: str | None = None,
+) -> None:
+    """Draw our curves over the paper's points and the public curves of other methods."""
+    methods = _unique(row["method"] for row in anchors)
+    colours = {name: MUTED[index % len(MUTED)] for index, name in enumerate(methods)}
+    mean_line = {"color": OURS, "linewidth": 2.4}
+    paper_line = {
+        "color": "black",
+        "linewidth": 1.2,
+        "linestyle": ":",
+        "marker": "o",
+        "markersize": 4,
+        "clip_on": False,
+    }
+
+    def draw(axis: Any, task: str) -> None:
+        ends = _draw_methods(axis, [row for row in anchors if row["task"] == task], colours)
+        points = sorted(paper.get(task, {}).items())
+        if points:
+            axis.plot(*zip(*points, strict=True), zorder=4, **paper_line)
+        if rows := ours.get(task, ()):
+            _draw_mean(axis, rows, zorder=5, **mean_line)
+            _count_seeds(axis, rows)
+        _limits(axis)
+        _label_ends(axis, ends)
+
+    keys = [("ACE, this project: mean and 95% interval", mean_line)] if any(ours.values()) else []
+    keys += [("ACE, paper", paper_line)] if any(paper.values()) else []
+    _save(_unique([*ours, *paper]), draw, keys, out, panel_width=3.6, title=title)
+
+
+def save_video(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
+    """Write RGB frames [height, width, 3] as an mp4 that browsers can play."""
+    import imageio.v2 as imageio
+
+    writer: Any  # the package does not type what its formats return
+    with warnings.catch_warnings():
+        # JAX warns of any fork, but this child becomes the encoder at once and holds no lock.
+        warnings.filterwarnings("ignore", message=".*os.fork", category=RuntimeWarning)
+        # H.264 needs even sizes; two is the smallest block that guarantees them.
+        with imageio.get_writer(path, fps=fps, codec="libx264", macro_block_size=2) as writer:
+            for frame in frames:
+                writer.append_data(np.asarray(frame, np.uint8))
+
+
+def _save(
+    tasks: Sequence[str],
+    draw: Callable[[Any, str], None],
+    keys: Sequence[tuple[str, dict[str, Any]]],
+    out: Path,
+    panel_width: float,
+    title: str | None = None,
+) -> None:
+    """Lay out one panel per task, let `draw` fill it, and write the figure."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    columns = min(len(tasks), MAX_COLUMNS)
+    lines = -(-len(tasks) // columns)
+    # A bare Figure draws with Agg and leaves the user's own backend alone.
+    with matplotlib.rc_context(STYLE):
+        size = (panel_width * columns, 3.1 * lines + 0.35 + 0.3 * bool(title))
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(lines, columns, squeeze=False)
+        for index, axis in enumerate(panels.flat):
+            if index >= len(tasks):
+                axis.set_visible(False)
+                continue
+            axis.set_title(tasks[index], loc="left", fontweight="bold")
+            draw(axis, tasks[index])
+            _limits(axis)
+            axis.set_xlabel("environment steps")
+            if index % columns == 0:
+                axis.set_ylabel("episode return")
+        handles = [Line2D([], [], label=name, **style) for name, style in keys]
+        figure.legend(handles=handles, loc="outside lower center", ncols=max(len(keys), 1))
+        if title:
+            figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+        _write_png(figure, out)
+
+
+def _write_png(figure: Any, out: Path) -> None:
+    """Save with a palette: a third of the size, and line art loses nothing to the eye."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    Image.open(buffer).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(
+        out, format="png", optimize=True
+    )
+
+
+def _draw_run(axis: Any, rows: Rows, train: Rows, colour: str) -> None:
+    """One task and setting of a run: episodes, each seed, the mean, the policy alone."""
+    if not rows:
+        return
+    steps, returns = _floats(train, "env_step"), _floats(train, "return")
+    axis.plot(steps, returns, ".", color=colour, alpha=0.18, markersize=3, markeredgewidth=0)
+    curves = _by_seed(rows, "return")
+    for curve in curves if len(curves) > 1 else ():
+        axis.plot(*curve, color=colour, alpha=0.35, linewidth=0.7)
+    axis.plot(*_mean_curve(rows, "policy_return"), color=colour, linewidth=1.2, linestyle="--")
+    _draw_mean(axis, rows, color=colour, linewidth=2)
+    _count_seeds(axis, rows)
+
+
+def _draw_mean(axis: Any, rows: Rows, **style: Any) -> None:
+    steps, values = align(rows)
+    axis.plot(steps, values.mean(axis=0), **style)
+    if len(values) > 1:
+        band = {"color": style["color"], "alpha": 0.18, "linewidth": 0}
+        axis.fill_between(steps, *bootstrap_interval(values), **band)
+
+
+def _draw_methods(
+    axis: Any, rows: Rows, colours: Mapping[str, str]
+) -> list[tuple[float, float, str, str]]:
+    """Thin mean curves; returns where each ends, with its name and colour."""
+    ends = []
+    for name, colour in colours.items():
+        steps, mean = _mean_curve([row for row in rows if row["method"] == name], "return")
+        if steps.size:
+            axis.plot(steps, mean, color=colour, linewidth=1.1, zorder=2)
+            ends.append((float(steps[-1]), float(mean[-1]), name, colour))
+    return ends
+
+
+def _label_ends(axis: Any, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Names right of the panel, moved apart where curves end close together."""
+    ends = sorted(ends, key=lambda end: end[1])
+    low, high = axis.get_ylim()
+    heights = spread([(y - low) / (high - low) for _, y, _, _ in ends], gap=0.062)
+    for (x, y, name, colour), height in zip(ends, heights, strict=True):
+        axis.annotate(
+            name,
+            xy=(x, y),
+            xytext=(1.045, height),
+            textcoords="axes fraction",
+            color=colour,
+            fontsize=7.5,
+            va="center",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.6,
+                "shrinkA": 1,
+                "shrinkB": 1,
+                "relpos": (0, 0.5),
+            },
+        )
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Sorted heights in [0, 1], moved apart to be `gap` from each other where they crowd."""
+    groups: list[list[float]] = []
+    for height in heights:
+        groups.append([height])
+        # Neighbours that touch become one block, centred on the mean of its members.
+        while len(groups) > 1 and _overlap(groups[-2], groups[-1], gap):
+            groups[-2].extend(groups.pop())
+    return [
+        _centre(group, gap) + gap * (index - (len(group) - 1) / 2)
+        for group in groups
+        for index in range(len(group))
+    ]
+
+
+def _overlap(lower: Sequence[float], upper: Sequence[float], gap: float) -> bool:
+    needed = gap * (len(lower) + len(upper)) / 2
+    return _centre(upper, gap) - _centre(lower, gap) < needed
+
+
+def _centre(group: Sequence[float], gap: float) -> float:
+    half = gap * (len(group) - 1) / 2
+    return max(half, min(float(np.mean(group)), 1 - half))
+
+
+def _limits(axis: Any) -> None:
+    """Start both axes at zero where the data allow it, and print steps as 100k or 1M."""
+    axis.set_xlim(0, max(line.get_xdata()[-1] for line in axis.lines if len(line.get_xdata())))
+    if axis.dataLim.ymin >= 0:
+        axis.set_ylim(bottom=0)
+    axis.xaxis.set_major_formatter(lambda value, _: _steps_text(value))
+
+
+def _steps_text(value: float) -> str:
+    if value >= 1e6:
+        return f"{value / 1e6:g}M"
+    return f"{value / 1e3:g}k" if value >= 1e3 else f"{value:g}"
+
+
+def _count_seeds(axis: Any, rows: Rows) -> None:
+    count = len({row["seed"] for row in rows})
+    axis.set_title(f"{count} seed{'s' * (count > 1)}", loc="right", fontsize=8, color="#777777")
+
+
+def _mean_curve(rows: Rows, column: str) -> tuple[np.ndarray, np.ndarray]:
+    steps, values = align(rows, column)
+    return steps, values.mean(axis=0) if steps.size else steps
+
+
+def _by_seed(rows: Rows, column: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Env steps and values of each seed, sorted, without gaps; a repeated step keeps its last."""
+    curves: dict[int, dict[float, float]] = {}
+    for row in rows:
+        if np.isfinite(row[column]):
+            curves.setdefault(row["seed"], {})[row["env_step"]] = row[column]
+    return [
+        (np.array(sorted(curve), float), np.array([curve[step] for step in sorted(curve)], float))
+        for curve in curves.values()
+    ]
+
+
+def _floats(rows: Rows, column: str) -> np.ndarray:
+    return np.array([row[column] for row in rows], float)
+
+
+def _unique(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

@@ -1,0 +1,162 @@
+"""Presets and per-task settings: everything that is a choice of values rather than of code."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ace.config import Config, ConfigError, Ramp, replace
+from ace.envs import EnvSpec
+
+Settings = dict[str, Any]
+
+# Paper, tables of hyper-parameters: action repeat, noise exponent, lambda (sheet 8.2).
+_DMC: dict[str, tuple[int, float, float]] = {
+    "acrobot-swingup": (4, 2.5, 0.8),
+    "acrobot-swingup_sparse": (4, 2.5, 0.8),
+    "cheetah-run": (4, 0.5, 0.4),
+    "finger-turn_hard": (4, 2.5, 0.2),
+    "fish-swim": (4, 2.5, 0.2),
+    "hopper-hop": (4, 2.5, 0.4),
+    "hopper-stand": (4, 2.5, 0.4),
+    "humanoid-run": (2, 2.5, 0.4),
+    "humanoid-stand": (2, 2.5, 0.4),
+    "humanoid-walk": (2, 2.5, 0.4),
+    "pendulum-swingup": (4, 0.5, 0.2),
+    "quadruped-run": (4, 0.5, 0.2),
+    "quadruped-walk": (4, 0.5, 0.2),
+    "reacher-hard": (4, 2.5, 0.2),
+    "swimmer-swimmer6": (4, 0.5, 0.2),
+    "walker-run": (2, 2.5, 0.4),
+}
+DMC15 = tuple(f"dmc/{name}" for name in _DMC if not name.endswith("sparse"))
+
+
+def task_settings(task: str) -> Settings:
+    """What the paper sets per task; tasks it does not have get its most common values."""
+    family, _, name = task.partition("/")
+    if family != "dmc":
+        return {}
+    repeat, beta, td_lambda = _DMC.get(name, (2, 2.5, 0.4))
+    settings: Settings = {
+        "action_repeat": repeat,
+        "plan.noise_beta": beta,
+        "learn.td_lambda": td_lambda,
+    }
+    if name.startswith("humanoid"):
+        settings |= {"net.latent": 100, "learn.novelty_ramp.duration": 30_000.0}
+    if name.endswith("sparse"):
+        settings |= {"learn.novelty_weight": 0.5}
+    return settings
+
+
+def _default(task: str, spec: EnvSpec) -> Settings:
+    return {}
+
+
+def _paper(task: str, spec: EnvSpec) -> Settings:
+    """The text and its tables, read to the letter; schedules last five episodes (D11, D35)."""
+    repeat = task_settings(task).get("action_repeat", 1)
+    episodes = 5 * (spec.max_episode_steps or 1000) // repeat
+    return {
+        "precision": "f32",
+        "seed_steps": episodes,
+        "plan.horizon_ramp.duration": float(episodes),
+        "plan.std_ramp.duration": float(episodes),
+        "plan.policy_ramp.start": 0.5,
+        "plan.temperature": 2.0,
+        "plan.select": "best",
+        "plan.select_eval": "best",
+        "plan.act_noise": 0.0,
+        "learn.novelty_moments": "ema",
+        "learn.novelty_ramp": Ramp(0.25, 0.0),
+        "learn.target_period": 1,
+        "parity.reward_input": "all",
+        "parity.model_time_decay": True,
+        "parity.policy_delay": 2,
+    }
+
+
+def _released(task: str, spec: EnvSpec) -> Settings:
+    """What the released DMControl script does, quirks included (0.3, 2.3, section 12)."""
+    humanoid = task.startswith("dmc/humanoid")
+    return {
+        "precision": "f32",
+        "plan.variant": "policy_first",
+        "plan.noise_beta": 0.5 if humanoid else 2.5,
+        "learn.td_lambda": 0.0,
+        "learn.beta2": 0.99,
+        "learn.update_mode": "block",
+        "learn.novelty_weight": 0.25,
+        "learn.novelty_power": 1.0,
+        "learn.novelty_scale_by_max": False,
+        "parity.first_std_floor": True,
+        "parity.clip_action": False,
+        "parity.elites_at_first": False,
+        "parity.importance": "batch_mean",
+        "parity.bc_weight": 0.0 if humanoid else 0.1,
+        "parity.novelty_updates_stats": True,
+    }
+
+
+def _cpu(task: str, spec: EnvSpec) -> Settings:
+    """Small networks and short schedules, for two cores and a few minutes."""
+    return {
+        "precision": "f32",
+        "env_steps": 20_000,
+        "seed_steps": 500,
+        "eval_every": 4_000,
+        "eval_episodes": 3,
+        "workers": 1,
+        "net.latent": 32,
+        "net.mlp": 128,
+        "net.encoder": 128,
+        "net.belief": 64,
+        "plan.horizon": 4,
+        "plan.iterations": 3,
+        "plan.population": 64,
+        "plan.elites": 16,
+        "plan.horizon_ramp.duration": 2_000.0,
+        "plan.std_ramp.duration": 2_000.0,
+        "learn.batch": 128,
+        "learn.novelty_ramp.duration": 500.0,
+    }
+
+
+def _debug(task: str, spec: EnvSpec) -> Settings:
+    """The smallest of everything: shows in seconds whether a task runs."""
+    repeat = task_settings(task).get("action_repeat", 1)
+    return {
+        "precision": "f32",
+        "env_steps": 120 * repeat,
+        "seed_steps": 40,
+        "eval_every": 60 * repeat,
+        "eval_episodes": 1,
+        "workers": 0,
+        "net.latent": 8,
+        "net.mlp": 16,
+        "net.encoder": 16,
+        "net.belief": 8,
+        "plan.horizon": 3,
+        "plan.iterations": 2,
+        "plan.population": 16,
+        "plan.elites": 4,
+        "plan.horizon_ramp.duration": 60.0,
+        "plan.std_ramp.duration": 60.0,
+        "learn.batch": 16,
+        "learn.novelty_ramp.duration": 20.0,
+    }
+
+
+PRESETS: dict[str, Callable[[str, EnvSpec], Settings]] = {
+    "default": _default,
+    "paper": _paper,
+    "released": _released,
+    "cpu": _cpu,
+    "debug": _debug,
+}
+
+
+def resolve(preset: str, task: str, spec: EnvSpec) -> Config:
+    """The config of a task under a preset, before any flag."""
+    if preset not in PRESETS:
+        raise ConfigError(f"preset {preset!r} unknown; choose one of {', '.join(PRESETS)}")
+    return replace(Config(), task_settings(task) | PRESETS[preset](task, spec))

@@ -1,0 +1,463 @@
+"""What a run leaves behind and shows while it runs: CSV rows per lane, optional TensorBoard
+scalars, a console display, and the versions that produced them. The training loop only calls
+`Recorder`; nothing here feeds back into training."""
+
+import csv
+import importlib
+import importlib.metadata
+import io
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self, SupportsFloat
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+TRAIN_COLUMNS = ("lane", "seed", "task", "env_step", "return", "episode_length", "wall_time")
+EVAL_COLUMNS = (*TRAIN_COLUMNS[:5], "policy_return", "episode_length", "wall_time")
+PACKAGES = {
+    "ace": "ace-planner",
+    "dm_control": "dm_control",
+    "gymnasium": "gymnasium",
+    "jax": "jax",
+    "jaxlib": "jaxlib",
+    "mujoco": "mujoco",
+    "numpy": "numpy",
+    "optax": "optax",
+}  # module name -> distribution name
+
+REFRESH_SECONDS = 0.25
+PLAIN_SECONDS = 10.0
+RATE_SECONDS = 30.0
+RECENT_EPISODES = 5
+MAX_LANE_ROWS = 16
+
+
+class LaneInfo(NamedTuple):
+    """Who a lane is: `label` says which settings it varies, '' if none."""
+
+    lane: int
+    seed: int
+    task: str
+    label: str
+
+
+class CsvLog:
+    """A CSV file that grows by whole, flushed lines and can be continued after a crash."""
+
+    def __init__(self, path: Path, columns: Sequence[str], resume_at: int | None = None) -> None:
+        self.columns = tuple(columns)
+        self.wall_time = 0.0
+        kept = _complete_lines(path)
+        if kept:
+            self._check_header(path, kept[0])
+            kept = kept[:1] + [line for line in kept[1:] if self._keep(line, resume_at)]
+        else:
+            kept = [_csv_line(columns)]
+        _write_atomically(path, "".join(kept))
+        self._file = path.open("a", newline="")
+
+    def _check_header(self, path: Path, header: str) -> None:
+        if header.strip() != _csv_line(self.columns).strip():
+            raise ValueError(
+                f"{path} has other columns than this run writes; use a new run folder "
+                f"(found '{header.strip()}')"
+            )
+
+    def _keep(self, line: str, resume_at: int | None) -> bool:
+        row = dict(zip(self.columns, next(csv.reader([line])), strict=True))
+        keep = resume_at is None or int(row["env_step"]) <= resume_at
+        if keep:
+            self.wall_time = max(self.wall_time, float(row["wall_time"]))
+        return keep
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one row; columns that `row` lacks stay empty."""
+        # One write call per line: a reader or a kill between rows never sees half of one.
+        self._file.write(_csv_line(row.get(name) for name in self.columns))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class LaneView:
+    """The latest returns of one lane, as the console shows them."""
+
+    def __init__(self) -> None:
+        self.recent: deque[float] = deque(maxlen=RECENT_EPISODES)
+        self.eval_return: float | None = None
+        self.policy_return: float | None = None
+
+    @property
+    def train_return(self) -> float | None:
+        """Mean return of the last few training episodes."""
+        return statistics.fmean(self.recent) if self.recent else None
+
+
+class Display:
+    """The console: a live panel on a terminal, sparse plain lines in a log file."""
+
+    def __init__(self, lanes: Sequence[LaneInfo], total_env_steps: int, quiet: bool) -> None:
+        self.lanes = lanes
+        self.total = total_env_steps
+        self.views = {info.lane: LaneView() for info in lanes}
+        self._counters: dict[str, np.number] = {}
+        self._quiet = quiet
+        self._env_step: int | None = None
+        self._samples: deque[tuple[float, int]] = deque()
+        self._next_refresh = 0.0
+        self._next_line = time.monotonic() + PLAIN_SECONDS
+        self._console = Console(highlight=False)
+        terminal = sys.stdout.isatty() and not self._console.is_dumb_terminal
+        live = terminal and not quiet
+        self._live = Live(console=self._console, auto_refresh=False) if live else None
+
+    def start(self) -> None:
+        """Begin the live display."""
+        if self._live:
+            self._live.start()
+
+    def stop(self) -> None:
+        """Show the last state once more and leave it on the screen."""
+        if self._env_step is not None:
+            self._refresh(time.monotonic(), last=True)
+        if self._live:
+            self._live.stop()
+
+    def progress(self, env_step: int, counters: Mapping[str, Any]) -> None:
+        """Note the step and redraw when it is time to."""
+        self._env_step = env_step
+        now = time.monotonic()
+        if now >= self._next_refresh or env_step >= self.total:
+            # Read now or never: a device array may be donated by the caller's next step.
+            self._counters.update((name, np.sum(np.asarray(counters[name]))) for name in counters)
+            self._refresh(now)
+
+    def message(self, text: str) -> None:
+        """Print a line, above the live panel if there is one."""
+        if self._live:
+            self._live.console.print(escape(text))
+        elif not self._quiet:
+            print(text, flush=True)
+
+    def evaluation(self, info: LaneInfo, env_step: int) -> None:
+        """Report one evaluation in plain output; the live panel shows it by itself."""
+        if self._live:
+            return
+        view = self.views[info.lane]
+        label = f" ({info.label})" if info.label else ""
+        self.message(
+            f"eval  env step {env_step:,}  lane {info.lane}  {info.task}  seed {info.seed}{label}"
+            f"  return {_shown(view.eval_return)}  policy {_shown(view.policy_return)}"
+        )
+
+    def _refresh(self, now: float, last: bool = False) -> None:
+        assert self._env_step is not None
+        self._next_refresh = now + REFRESH_SECONDS
+        if self._quiet:
+            return
+        self._samples.append((now, self._env_step))
+        while now - self._samples[0][0] > RATE_SECONDS and len(self._samples) > 2:
+            self._samples.popleft()
+        if self._live:
+            self._live.update(self.render(), refresh=True)
+        elif last or now >= self._next_line:
+            self._next_line = now + PLAIN_SECONDS
+            self.message("  ".join(["train", self._speed_text(), *self._counter_texts()]))
+
+    def _rate(self) -> float:
+        """Environment steps per second of one lane over the recent past."""
+        if len(self._samples) < 2:
+            return 0.0
+        (start, first), (end, last) = self._samples[0], self._samples[-1]
+        return max(last - first, 0) / max(end - start, 1e-9)
+
+    def _speed_text(self) -> str:
+        done, rate = self._env_step or 0, self._rate()
+        percent = 100 * done / max(self.total, 1)
+        left = _duration(max(self.total - done, 0) / rate) if rate else "?"
+        crowd = f" ({rate * len(self.lanes):,.0f} all lanes)" if len(self.lanes) > 1 else ""
+        return (
+            f"env step {done:,} / {self.total:,} ({percent:.1f}%)  "
+            f"{rate:,.0f} steps/s{crowd}  {left} left"
+        )
+
+    def _counter_texts(self) -> list[str]:
+        counters = self._counters.items()
+        return [f"{name.replace('_', ' ')}: {text(value)}" for name, value in counters if value]
+
+    def render(self) -> RenderableType:
+        """The whole live panel."""
+        bar = ProgressBar(total=max(self.total, 1), completed=self._env_step or 0, width=76)
+        many = len(self.lanes) > MAX_LANE_ROWS
+        table = self._task_table() if many else self._lane_table()
+        parts: list[RenderableType] = [self._speed_text(), bar, table]
+        if counters := self._counter_texts():
+            parts.append("[yellow]" + escape("  ".join(counters)) + "[/yellow]")
+        return Group(*parts)
+
+    def _lane_table(self) -> Table:
+        labelled = any(info.label for info in self.lanes)
+        names = ["lane", "task", "seed", *(["settings"] if labelled else [])]
+        table = _table(names, ["train return", "planner", "policy"])
+        for info in self.lanes:
+            view = self.views[info.lane]
+            who = [str(info.lane), escape(info.task), str(info.seed)]
+            who += [escape(info.label)] if labelled else []
+            returns = (view.train_return, view.eval_return, view.policy_return)
+            table.add_row(*who, *map(_shown, returns))
+        return table
+
+    def _task_table(self) -> Table:
+        table = _table(["task", "lanes"], ["train return", "planner", "policy"])
+        for task in dict.fromkeys(info.task for info in self.lanes):
+            views = [self.views[info.lane] for info in self.lanes if info.task == task]
+            columns = zip(
+                *((v.train_return, v.eval_return, v.policy_return) for v in views), strict=True
+            )
+            table.add_row(escape(task), str(len(views)), *map(_summary, columns))
+        return table
+
+
+class Recorder:
+    """Writes what a run measures into its folder and shows it on the console."""
+
+    def __init__(
+        self,
+        folder: Path,
+        lanes: Sequence[LaneInfo],
+        total_env_steps: int,
+        tensorboard: bool = False,
+        quiet: bool = False,
+        *,
+        metric_names: Sequence[str] = (),
+        resume_at: int | None = None,
+    ) -> None:
+        """`resume_at` drops rows past that env step, which a resumed run will write again."""
+        self._lanes = {info.lane: info for info in lanes}
+        self._metric_names = frozenset(metric_names)
+        self._writers = _tensorboard_writers(folder, lanes) if tensorboard else {}
+        self._train = CsvLog(folder / "train.csv", (*TRAIN_COLUMNS, *metric_names), resume_at)
+        self._eval = CsvLog(folder / "eval.csv", EVAL_COLUMNS, resume_at)
+        # A continued run keeps counting from the time already spent.
+        spent = max(self._train.wall_time, self._eval.wall_time)
+        self._start = time.monotonic() - spent
+        self._display = Display(lanes, total_env_steps, quiet)
+
+    def __enter__(self) -> Self:
+        self._display.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for log in (self._train, self._eval, *self._writers.values()):
+            log.close()
+        self._display.stop()
+
+    def episode(
+        self,
+        lane: int,
+        env_step: int,
+        ret: SupportsFloat,
+        length: int,
+        metrics: Mapping[str, SupportsFloat],
+    ) -> None:
+        """Record one finished training episode and the training metrics at that time."""
+        if unknown := metrics.keys() - self._metric_names:
+            raise ValueError(f"metrics {sorted(unknown)} are not in metric_names; add them there")
+        row = {**self._row(lane, env_step), "return": ret, "episode_length": length}
+        self._train.write({**row, **metrics})
+        self._display.views[lane].recent.append(float(ret))
+        self._scalars("train", lane, env_step, {"return": ret, "episode_length": length, **metrics})
+
+    def evaluation(
+        self,
+        lane: int,
+        env_step: int,
+        ret: SupportsFloat,
+        policy_ret: SupportsFloat | None,
+        length: SupportsFloat,
+    ) -> None:
+        """Record one evaluation: mean return of the planner and of the policy alone."""
+        values = {"return": ret, "policy_return": policy_ret, "episode_length": length}
+        self._eval.write({**self._row(lane, env_step), **values})
+        view = self._display.views[lane]
+        view.eval_return = float(ret)
+        view.policy_return = None if policy_ret is None else float(policy_ret)
+        self._display.evaluation(self._lanes[lane], env_step)
+        self._scalars("eval", lane, env_step, values)
+
+    def progress(self, env_step: int, **counters: Any) -> None:
+        """Show how far the run is; cheap enough to call at every agent step."""
+        # Counters may be device arrays: reading one waits for the device, so only a redraw does.
+        self._display.progress(env_step, counters)
+
+    def message(self, text: str) -> None:
+        """Print a line for the user."""
+        self._display.message(text)
+
+    def _row(self, lane: int, env_step: int) -> dict[str, Any]:
+        info = self._lanes[lane]
+        wall = f"{time.monotonic() - self._start:.2f}"
+        identity = {"lane": lane, "seed": info.seed, "task": info.task}
+        return {**identity, "env_step": env_step, "wall_time": wall}
+
+    def _scalars(self, group: str, lane: int, env_step: int, values: Mapping[str, Any]) -> None:
+        if writer := self._writers.get(lane):
+            for name, value in values.items():
+                if value is not None:
+                    writer.add_scalar(f"{group}/{name}", float(value), env_step)
+
+
+def write_json(path: Path, obj: Any) -> None:
+    """Write `obj` as JSON so that a reader sees the old file or the new one, never a part."""
+    _write_atomically(path, json.dumps(obj, indent=2, sort_keys=True) + "\n")
+
+
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    """Rows of a CSV file; wholly numeric columns become int or float, their gaps NaN."""
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        rows: list[dict[str, Any]] = list(reader)
+        names = reader.fieldnames or ()
+    for name in names:
+        for row, value in zip(rows, _numbers([row[name] for row in rows]), strict=True):
+            row[name] = value
+    return rows
+
+
+def versions() -> dict[str, Any]:
+    """The software and hardware that a result depends on."""
+    import jax
+
+    devices = jax.devices()
+    commit, dirty = _git_state(Path(__file__).parent)
+    return {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "packages": {module: _version(module, dist) for module, dist in PACKAGES.items()},
+        "device": devices[0].device_kind,
+        "device_count": len(devices),
+        "commit": commit,
+        "dirty": dirty,
+    }
+
+
+def text(value: Any) -> str:
+    """The shortest text that reads back as the same number; '' for a missing value."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    # A scalar of its own type: float32 0.1 prints as 0.1, not as its 17 digits in float64.
+    return str(np.asarray(value)[()])
+
+
+def _csv_line(values: Iterable[Any]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow([text(value) for value in values])
+    return line.getvalue()
+
+
+def _complete_lines(path: Path) -> list[str]:
+    """Lines of an earlier file, less a last one that a crash cut short."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [line for line in file if line.endswith("\n")]
+
+
+def _write_atomically(path: Path, content: str) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", newline="") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _numbers(values: Sequence[str]) -> Sequence[Any]:
+    for kind in (int, float):
+        try:
+            return [kind(value) if value else float("nan") for value in values]
+        except ValueError:
+            continue
+    return values
+
+
+def _tensorboard_writers(folder: Path, lanes: Sequence[LaneInfo]) -> dict[int, Any]:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError as error:
+        raise ImportError(
+            "TensorBoard output needs tensorboardX: pip install tensorboardX"
+        ) from error
+    return {
+        info.lane: SummaryWriter(str(folder / "tb" / f"lane-{info.lane}"), flush_secs=10)
+        for info in lanes
+    }
+
+
+def _version(module: str, distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    # A package that was put on the path without its metadata can still name its version.
+    try:
+        return getattr(importlib.import_module(module), "__version__", None)
+    except Exception:  # a broken optional package must not stop a run that does not use it
+        return None
+
+
+def _git_state(folder: Path) -> tuple[str | None, bool | None]:
+    """Commit of the source tree and whether it has changes, or (None, None)."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+        return done.stdout.strip()
+
+    try:
+        # Fails for an installed copy that merely lies inside some other repository.
+        git("ls-files", "--error-unmatch", "record.py")
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "-uno"))
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+
+
+def _table(names: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in names:
+        table.add_column(name)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
+def _summary(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    return f"{statistics.fmean(known):,.1f} ({min(known):,.1f} to {max(known):,.1f})"
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"

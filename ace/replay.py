@@ -1,0 +1,196 @@
+"""Prioritised replay of H-step segments, on the device, for one lane.
+
+Steps lie one after the other in a ring. A slot holds an observation and what was done there; each
+episode ends in a slot that holds only its final observation. A slot becomes a possible start when
+the H-th step after it is stored (or its shorter episode has ended), so a segment never crosses an
+episode's end and the last transition is always part of one. Priorities are the leaves of a tree
+with 64 children a node, so drawing and changing them costs the same however much is stored.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ace.config import ReplayConfig
+from ace.types import Batch, Transition
+
+FAN = 64
+
+
+class Tree(NamedTuple):
+    """Sums and maxima of the leaves, level by level; level 0 are the leaves themselves."""
+
+    sums: tuple[jax.Array, ...]
+    maxima: tuple[jax.Array, ...]  # from level 1 on
+
+
+class Replay(NamedTuple):
+    """The stored steps of one lane."""
+
+    obs: jax.Array  # [C, O]
+    action: jax.Array  # [C, A]
+    reward: jax.Array  # [C]
+    terminated: jax.Array  # [C]
+    final: jax.Array  # [C] slot that holds only the last observation of an episode
+    tree: Tree  # priority ** alpha of each start, 0 where no segment starts
+    cursor: jax.Array  # slot of the observation to act on next
+    length: jax.Array  # steps of the running episode
+    stored: jax.Array  # slots in use
+
+
+def init(capacity: int, obs: jax.Array, action_size: int) -> Replay:
+    """An empty replay that holds the first observation of the run."""
+    zeros = jnp.zeros
+    return Replay(
+        obs=zeros((capacity, obs.shape[-1])).at[0].set(obs),
+        action=zeros((capacity, action_size)),
+        reward=zeros(capacity),
+        terminated=zeros(capacity, bool),
+        final=zeros(capacity, bool),
+        tree=init_tree(capacity),
+        cursor=zeros((), jnp.int32),
+        length=zeros((), jnp.int32),
+        stored=jnp.ones((), jnp.int32),
+    )
+
+
+def size_in_bytes(capacity: int, obs_size: int, action_size: int) -> int:
+    """Bytes that `init` will allocate for one lane."""
+    shapes = jax.eval_shape(lambda: init(capacity, jnp.zeros(obs_size), action_size))
+    return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+
+
+def capacity_for(steps: int, max_episode_steps: int | None, fixed_length: bool) -> int:
+    """Slots that keep a whole run of `steps`: one more per episode; any length may be 1 step."""
+    if fixed_length and max_episode_steps:
+        return steps + steps // max_episode_steps + 2
+    return 2 * steps + 2
+
+
+def init_tree(capacity: int) -> Tree:
+    """All priorities zero."""
+    sums = [jnp.zeros(-(-capacity // FAN) * FAN)]
+    while sums[-1].shape[0] > FAN:
+        n = sums[-1].shape[0] // FAN
+        sums.append(jnp.zeros(-(-n // FAN) * FAN))
+    return Tree(tuple(sums), tuple(jnp.zeros_like(s) for s in sums[1:]))
+
+
+def set_leaves(tree: Tree, index: jax.Array, value: jax.Array) -> Tree:
+    """Write leaves [M] and recompute their ancestors; of two values for one leaf the larger wins."""
+    leaves = tree.sums[0].at[index].set(0.0).at[index].max(value)
+    sums, maxima = [leaves], []
+    largest = leaves
+    for old_sum, old_max in zip(tree.sums[1:], tree.maxima, strict=True):
+        below = index // FAN
+        children = sums[-1].reshape(-1, FAN)[below]
+        tops = largest.reshape(-1, FAN)[below]
+        sums.append(old_sum.at[below].set(children.sum(-1)))
+        largest = old_max.at[below].set(tops.max(-1))
+        maxima.append(largest)
+        index = below
+    return Tree(tuple(sums), tuple(maxima))
+
+
+def total(tree: Tree) -> jax.Array:
+    """Sum of all leaves."""
+    return tree.sums[-1].sum()
+
+
+def largest(tree: Tree) -> jax.Array:
+    """The largest leaf."""
+    return (tree.maxima[-1] if tree.maxima else tree.sums[0]).max()
+
+
+def draw_leaves(tree: Tree, uniform: jax.Array) -> jax.Array:
+    """Indices [B] with probability in proportion to the leaves, from uniform draws in [0, 1)."""
+    rest = uniform * total(tree)
+    node = jnp.zeros(uniform.shape, jnp.int32)
+    for level in reversed(tree.sums):
+        children = level.reshape(-1, FAN)[node]
+        child, rest = _descend(children, rest)
+        node = node * FAN + child
+    return node
+
+
+def _descend(children: jax.Array, rest: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The child that each draw falls into, and what is left of the draw inside it.
+
+    A running sum as a product with a triangular matrix is far cheaper than a scan. Rounding may
+    carry a draw past the end: it then takes the last child that has any weight.
+    """
+    upper = jnp.triu(jnp.ones((FAN, FAN)))
+    cumulative = jnp.matmul(children, upper, precision=jax.lax.Precision.HIGHEST)
+    filled = children > 0
+    last = FAN - 1 - jnp.argmax(filled[:, ::-1], -1)
+    hit = filled & (cumulative > rest[:, None])
+    child = jnp.where(hit.any(-1), jnp.argmax(hit, -1), last).astype(jnp.int32)
+    pick = lambda x: jnp.take_along_axis(x, child[:, None], -1)[:, 0]
+    below = jnp.maximum(rest - (pick(cumulative) - pick(children)), 0.0)
+    return child, jnp.minimum(below, pick(children))
+
+
+def add(replay: Replay, step: Transition, horizon: int) -> Replay:
+    """Store one transition; new segments start with the largest priority in store (1 if none)."""
+    capacity = replay.obs.shape[0]
+    here = replay.cursor
+    after = (here + 1) % capacity  # slot of the next observation, the final one if done
+    cursor = jnp.where(step.done, (here + 2) % capacity, after)
+    length = replay.length + 1
+
+    full = length >= horizon
+    begins = full | step.done
+    start = (here + 1 - jnp.minimum(length, horizon)) % capacity
+    top = largest(replay.tree)
+    fresh = jnp.where(begins, jnp.where(top > 0, top, 1.0), 0.0)
+    # The slots ahead may hold old starts that this step overwrites.
+    index = jnp.stack([after, cursor, jnp.where(begins, start, after)])
+    tree = set_leaves(replay.tree, index, jnp.stack([0.0, 0.0, fresh]))
+    return Replay(
+        obs=replay.obs.at[after].set(step.final_obs).at[cursor].set(step.obs),
+        action=replay.action.at[here].set(step.action),
+        reward=replay.reward.at[here].set(step.reward),
+        terminated=replay.terminated.at[here].set(step.terminated),
+        final=replay.final.at[here].set(False).at[after].set(step.done).at[cursor].set(False),
+        tree=tree,
+        cursor=cursor,
+        length=jnp.where(step.done, 0, length),
+        stored=jnp.minimum(replay.stored + 1 + step.done, capacity),
+    )
+
+
+def sample(replay: Replay, config: ReplayConfig, key: jax.Array, batch: int, horizon: int) -> Batch:
+    """Draw segments by priority, with importance weights (3.1)."""
+    start = draw_leaves(replay.tree, jax.random.uniform(key, (batch,)))
+    probability = replay.tree.sums[0][start] / total(replay.tree)
+    weight = (replay.stored * jnp.maximum(probability, 1e-30)) ** -config.importance_power
+    weight = weight / weight.max()
+
+    capacity = replay.obs.shape[0]
+    offsets = jnp.arange(horizon + 1)[:, None]
+    ended = replay.final[(start + offsets) % capacity]
+    passed = jnp.cumsum(ended, 0) > 0  # [H+1, B] at or past the final observation
+    first_end = jnp.where(passed[-1], jnp.argmax(passed, 0), horizon)
+    slots = (start + jnp.minimum(offsets, first_end)) % capacity
+    mask = (~passed[:-1]).astype(jnp.float32)
+    steps = slots[:-1]
+    return Batch(
+        obs=replay.obs[slots],
+        action=replay.action[steps] * mask[..., None],
+        reward=replay.reward[steps] * mask,
+        continues=1.0 - replay.terminated[steps],
+        mask=mask,
+        weight=weight,
+        index=start,
+    )
+
+
+def set_priorities(
+    replay: Replay, config: ReplayConfig, index: jax.Array, priority: jax.Array, active: jax.Array
+) -> Replay:
+    """Write the new priorities of sampled segments, unless the lane sat this update out."""
+    value = (priority + config.priority_floor) ** config.priority_power
+    value = jnp.where(active & jnp.isfinite(value), value, replay.tree.sums[0][index])
+    return replay._replace(tree=set_leaves(replay.tree, index, value))

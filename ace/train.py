@@ -1,0 +1,232 @@
+"""The training loop: act, let the simulators run while the device learns, store, repeat."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ace import checkpoint, replay
+from ace.collect import Collector
+from ace.config import Config, ConfigError
+from ace.envs import get_spec
+from ace.evaluate import Evaluator
+from ace.lanes import LaneSetup, Program, RunState
+from ace.record import LaneInfo, Recorder, versions, write_json
+
+AGENT_FILE = "agent.safetensors"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that defines a run, and where it goes."""
+
+    agent: str
+    preset: str
+    setups: Sequence[LaneSetup]
+    labels: Sequence[str]
+    folder: Path
+    tensorboard: bool = False
+    quiet: bool = False
+
+    def describe(self) -> dict[str, Any]:
+        """What `config.json` holds."""
+        lanes = [
+            {"task": s.task, "seed": s.seed, "label": label, "config": asdict(s.config)}
+            for s, label in zip(self.setups, self.labels, strict=True)
+        ]
+        return {"format": 1, "agent": self.agent, "preset": self.preset, "lanes": lanes}
+
+
+def train(run: Run) -> RunState:
+    """Train all lanes of a run to the end of their budget."""
+    program = Program(run.agent, run.setups)
+    config = program.config
+    capacity = replay_capacity(run.setups)
+    stored = len(run.setups) * check_memory(program, capacity, len(run.setups))
+    run.folder.mkdir(parents=True, exist_ok=True)
+    write_json(run.folder / "config.json", run.describe())
+    write_json(run.folder / "versions.json", versions() | {"precision": config.precision})
+
+    workers = count_workers(config, len(run.setups))
+    lanes = [LaneInfo(i, s.seed, s.task, run.labels[i]) for i, s in enumerate(run.setups)]
+    recorder = Recorder(
+        run.folder,
+        lanes,
+        config.env_steps,
+        run.tensorboard,
+        run.quiet,
+        metric_names=program.agent.METRICS,
+    )
+    collector = Collector(program, workers)
+    try:
+        with recorder:
+            recorder.message(
+                f"{len(lanes)} lane(s) on {jax.devices()[0].device_kind}, {config.precision}; "
+                f"replay {stored / 2**20:.0f} MiB; {workers} simulator process(es)"
+            )
+            return Loop(program, collector, recorder, run.folder, capacity).run()
+    finally:
+        collector.close()
+
+
+class Loop:
+    """One run in progress."""
+
+    def __init__(
+        self,
+        program: Program,
+        collector: Collector,
+        recorder: Recorder,
+        folder: Path,
+        capacity: int,
+    ):
+        self.program, self.config = program, program.config
+        self.collector, self.recorder, self.folder = collector, recorder, folder
+        self.state = program.init_state(collector.reset(), capacity)
+        lanes = len(program.setups)
+        self.owed = np.zeros(lanes, int)  # updates that each lane has earned and not yet made
+        self.ended = np.zeros(lanes, bool)
+        self.metrics: dict[str, jax.Array] = {}
+        self.workers = count_workers(self.config, lanes * self.config.eval_episodes)
+        self.evaluator: Evaluator | None = None
+
+    def run(self) -> RunState:
+        """All agent steps of the budget."""
+        config = self.config
+        steps = -(-config.env_steps // config.action_repeat)
+        next_evaluation = config.eval_every
+        try:
+            for agent_step in range(steps):
+                self.step(agent_step)
+                env_step = (agent_step + 1) * config.action_repeat
+                self.recorder.progress(env_step, skipped_updates=self.skipped())
+                if env_step >= next_evaluation or agent_step == steps - 1:
+                    self.evaluate(agent_step + 1, env_step)
+                    next_evaluation += config.eval_every
+        finally:
+            if self.evaluator:
+                self.evaluator.close()
+        return self.state
+
+    def step(self, agent_step: int) -> None:
+        """One agent step of every lane; the updates run while the simulators do."""
+        program, config = self.program, self.config
+        learner, memory, store = self.state
+        count = jnp.int32(agent_step)
+        if agent_step < config.seed_steps:
+            action = program.act_seed(program.lane, count)
+        else:
+            restart = jnp.bool_(agent_step == config.seed_steps)
+            action, memory = program.act(program.lane, learner, memory, store, count, restart)
+        self.collector.send(np.asarray(action))
+        if agent_step >= config.seed_steps:
+            learner, store = self.learn(learner, store, agent_step)
+        packed, self.ended, episodes = self.collector.recv()
+        store = program.add(program.lane, store, action, jnp.asarray(packed))
+        self.state = RunState(learner, memory, store)
+        self.owed += config.learn.updates_per_step
+        if episodes:
+            metrics = {k: np.asarray(v) for k, v in self.metrics.items()}
+            for e in episodes:
+                mine = {k: float(v[e.lane]) for k, v in metrics.items()}
+                env_step = (agent_step + 1) * config.action_repeat
+                self.recorder.episode(e.lane, env_step, e.ret, e.length, mine)
+
+    def learn(self, learner: Any, store: Any, agent_step: int) -> tuple[Any, Any]:
+        """Make the updates that are due: all that are owed, or, in blocks, those of lanes whose
+        episode ended with the step before."""
+        block = self.config.learn.update_mode == "block"
+        due = np.where(self.ended, self.owed, 0) if block else self.owed.copy()
+        count = jnp.int32(agent_step)
+        for i in range(due.max()):
+            active = jnp.asarray(due > i)
+            learner, store, self.metrics = self.program.update(
+                self.program.lane, learner, store, count, active
+            )
+            if i % 64 == 63:  # let neither the queue of the device nor the console run far apart
+                jax.block_until_ready(self.metrics)
+                env_step = agent_step * self.config.action_repeat
+                self.recorder.progress(env_step, updates_ahead=int(due.max()) - i - 1)
+        self.owed -= due
+        return learner, store
+
+    def skipped(self) -> Any:
+        """Updates left out so far, as a device array that only a redraw reads."""
+        return self.metrics.get("skipped_updates", 0)
+
+    def evaluate(self, agent_step: int, env_step: int) -> None:
+        """Evaluate every lane and save the agents."""
+        if self.evaluator is None:
+            self.evaluator = Evaluator(self.program, self.config.eval_episodes, self.workers)
+        learner = self.state.learner
+        for lane, e in enumerate(self.evaluator.run(learner, agent_step)):
+            self.recorder.evaluation(lane, env_step, e.ret, e.policy_ret, e.length)
+        save_agents(self.folder, learner, agent_step)
+
+
+def agent_part(learner: Any) -> dict[str, Any]:
+    """What acting needs of a learner."""
+    return {"params": learner.params, "stats": learner.stats}
+
+
+def save_agents(folder: Path, learner: Any, agent_step: int) -> None:
+    """Write the agents of all lanes to the run folder."""
+    tree = agent_part(learner) | {"agent_step": np.int32(agent_step)}
+    checkpoint.save(folder / AGENT_FILE, tree)
+
+
+def load_agents(folder: Path, program: Program) -> tuple[Any, int]:
+    """The learners with saved agents put in, and the agent step at which they were saved."""
+    learner = program.init_learner()
+    like = agent_part(learner) | {"agent_step": np.int32(0)}
+    found = checkpoint.load(folder / AGENT_FILE, like)
+    agent_step = int(found.pop("agent_step"))
+    return learner._replace(**jax.tree.map(jnp.asarray, found)), agent_step
+
+
+def count_workers(config: Config, envs: int) -> int:
+    """Simulator processes: as asked, else one per core, never more than environments."""
+    wanted = os.cpu_count() or 1 if config.workers < 0 else config.workers
+    return min(wanted, envs)
+
+
+def replay_capacity(setups: Sequence[LaneSetup]) -> int:
+    """Slots per lane: as asked, else enough for the whole run."""
+    config = setups[0].config
+    if config.replay.capacity:
+        return config.replay.capacity
+    steps = -(-config.env_steps // config.action_repeat)
+    needed = []
+    for setup in setups:
+        spec = get_spec(setup.task)
+        longest = spec.max_episode_steps and spec.max_episode_steps // config.action_repeat
+        needed.append(replay.capacity_for(steps, longest, spec.fixed_length))
+    return max(needed)
+
+
+def check_memory(program: Program, capacity: int, lanes: int) -> int:
+    """Bytes of one lane's replay; refuse a run whose replay cannot fit."""
+    per_lane = replay.size_in_bytes(capacity, program.obs_size, program.action_size)
+    limit = device_memory()
+    if limit and per_lane * lanes > 0.8 * limit:
+        raise ConfigError(
+            f"the replay of {lanes} lane(s) needs {per_lane * lanes / 2**30:.1f} GiB and the device "
+            f"has {limit / 2**30:.1f} GiB; train fewer lanes or set --replay.capacity below "
+            f"{int(0.8 * limit / lanes / per_lane * capacity)}"
+        )
+    return per_lane
+
+
+def device_memory() -> int | None:
+    """Bytes of the device that may be used, or None if unknown."""
+    stats = jax.devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    if jax.default_backend() == "cpu" and hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return None

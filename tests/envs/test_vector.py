@@ -1,0 +1,249 @@
+"""VectorEnv: the same trajectories in one process and in many, auto-reset, padding, faults."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from ace.envs import EnvError, EnvRequest, TaskError, VectorEnv, VectorStep, make
+
+HERE = "tests.envs.bad_envs"
+
+
+def requests(*tasks: str, repeat: int = 1) -> list[EnvRequest]:
+    """Ask for tasks with seeds and labels by their place."""
+    return [EnvRequest(t, 10 + i, repeat, f"lane {i}") for i, t in enumerate(tasks)]
+
+
+def play(
+    asked: Sequence[EnvRequest], workers: int, sizes: tuple[int, int], steps: int
+) -> tuple[np.ndarray, list[VectorStep]]:
+    """Step with random actions and give the first observation and all steps."""
+    rng = np.random.default_rng(0)
+    with VectorEnv(asked, workers, *sizes) as env:
+        obs = env.reset()
+        taken = []
+        for _ in range(steps):
+            actions = rng.uniform(-1, 1, (len(asked), sizes[1])).astype(np.float32)
+            taken.append(env.step(actions))
+    return obs, taken
+
+
+def test_worker_processes_change_nothing() -> None:
+    asked = requests("dmc/pendulum-swingup", "probe/long", "probe/point", repeat=2)
+    first, steps = play(asked, 0, (4, 3), 70)
+    for workers in (2, 5):
+        other_first, other_steps = play(asked, workers, (4, 3), 70)
+        np.testing.assert_array_equal(first, other_first)
+        for one, two in zip(steps, other_steps, strict=True):
+            for left, right in zip(one, two, strict=True):
+                np.testing.assert_array_equal(left, right)
+
+
+def test_shapes_types_and_padding() -> None:
+    first, steps = play(requests("probe/point", "probe/constant"), 0, (5, 3), 3)
+    assert first.shape == (2, 5)
+    assert (first[0, 2:] == 0).all() and (first[1, 1:] == 0).all()
+    for step in steps:
+        assert step.obs.shape == step.final_obs.shape == (2, 5)
+        assert step.reward.shape == step.terminated.shape == step.truncated.shape == (2,)
+        assert step.obs.dtype == step.final_obs.dtype == step.reward.dtype == np.float32
+        assert step.terminated.dtype == step.truncated.dtype == bool
+        assert (step.final_obs[0, 2:] == 0).all()
+
+
+def test_actions_are_cut_to_the_size_of_each_environment() -> None:
+    with VectorEnv(requests("probe/action"), 0, 1, 3) as env:
+        env.reset()
+        assert env.step(np.array([[0.5, 9, 9]], np.float32)).reward == [1.0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_final_obs_is_the_true_next_and_obs_the_new_first(workers: int) -> None:
+    _, steps = play(requests("probe/long", "probe/long"), workers, (2, 2), 60)
+    episode, count = np.zeros(2), np.zeros(2)
+    for step in steps:
+        ended = step.terminated | step.truncated
+        count += 1
+        np.testing.assert_array_equal(step.final_obs, np.stack([episode, count], 1))
+        episode[ended] += 1
+        count[ended] = 0
+        np.testing.assert_array_equal(step.obs, np.stack([episode, count], 1))
+    assert (episode > 3).all()
+
+
+def test_returned_arrays_are_copies() -> None:
+    with VectorEnv(requests("probe/point"), 0, 2, 1) as env:
+        first = env.reset()
+        kept = first.copy()
+        one = env.step(np.ones((1, 1), np.float32))
+        saved = [array.copy() for array in one]
+        env.step(np.ones((1, 1), np.float32))
+        np.testing.assert_array_equal(first, kept)
+        for array, copy in zip(one, saved, strict=True):
+            np.testing.assert_array_equal(array, copy)
+
+
+def test_reset_with_seeds_repeats_episodes() -> None:
+    with VectorEnv(requests("probe/point", "probe/point", "probe/point"), 2, 2, 1) as env:
+        first = env.reset([1, 2, 3])
+        assert not np.array_equal(env.reset(), first)
+        np.testing.assert_array_equal(env.reset([1, 2, 3]), first)
+        assert len({row[0] for row in first}) == 3
+        single = make("probe/point", seed=2).reset()
+        np.testing.assert_array_equal(first[1], single)
+
+
+def test_order_of_calls_is_enforced() -> None:
+    action = np.zeros((1, 1), np.float32)
+    env = VectorEnv(requests("probe/point"), 0, 2, 1)
+    with pytest.raises(RuntimeError, match=r"reset\(\) first"):
+        env.send(action)
+    env.reset()
+    with pytest.raises(RuntimeError, match=r"send\(\) first"):
+        env.recv()
+    env.send(action)
+    with pytest.raises(RuntimeError, match=r"recv\(\) first"):
+        env.send(action)
+    env.recv()
+    with pytest.raises(ValueError, match=r"shape \(2, 1\), expected \(1, 1\)"):
+        env.send(np.zeros((2, 1), np.float32))
+    with pytest.raises(ValueError, match=r"rows \[0\] are not finite"):
+        env.send(np.full((1, 1), np.nan, np.float32))
+    env.step(action)  # a refused call leaves it usable
+    env.close()
+    env.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        env.reset()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "messages"),
+    [
+        ("NanObs", ["agent step 3", "observation has 2 non-finite entries"]),
+        ("WrongShape", ["agent step 1", "shape (3,), expected (2,)"]),
+        ("Crash", ["agent step 2", "KeyError: 'the joint is missing'", "in reward"]),
+    ],
+)
+def test_misbehaving_environment_is_named(workers: int, name: str, messages: list[str]) -> None:
+    env = VectorEnv(requests("probe/long", f"{HERE}:{name}"), workers, 2, 2)
+    env.reset()
+    with pytest.raises(EnvError) as caught:
+        for _ in range(4):
+            env.step(np.zeros((2, 2), np.float32))
+    for part in ["lane 1", f"{HERE}:{name}", *messages]:
+        assert part in str(caught.value)
+    with pytest.raises(RuntimeError, match="closed"):
+        env.reset()
+
+
+def test_failing_reset_is_named() -> None:
+    env = VectorEnv(requests(f"{HERE}:CrashAtReset"), 1, 2, 2)
+    with pytest.raises(EnvError, match=r"lane 0 .*failed in reset at agent step 0: OSError"):
+        env.reset()
+
+
+def test_dead_worker_is_reported_with_its_lanes() -> None:
+    env = VectorEnv(requests("probe/long", f"{HERE}:Die", "probe/long"), 2, 2, 2)
+    env.reset()
+    with pytest.raises(EnvError, match=r"worker of lane 1 .*lane 2 .*agent step 2 .*exit code 7"):
+        for _ in range(3):
+            env.step(np.zeros((3, 2), np.float32))
+
+
+def test_killed_worker_is_reported() -> None:
+    env = VectorEnv(requests("probe/long"), 1, 2, 2)
+    env.reset()
+    os.kill(_pids(env)[0], signal.SIGKILL)
+    with pytest.raises(EnvError, match="SIGKILL"):
+        env.step(np.zeros((1, 2), np.float32))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unusable_task_is_refused_at_the_start(workers: int) -> None:
+    with pytest.raises(TaskError, match=r"lane 1 .*did you mean probe/point"):
+        VectorEnv(requests("probe/long", "probe/pont"), workers, 2, 2)
+    with pytest.raises(TaskError, match=r"lane 0 .*observation size is 2, more than the 1"):
+        VectorEnv(requests("probe/long"), workers, 1, 2)
+    with pytest.raises(TaskError, match=r"lane 0 .*action size is 2, more than the 1"):
+        VectorEnv(requests("probe/long"), workers, 2, 1)
+
+
+def test_workers_ignore_interrupts_and_end_with_close() -> None:
+    env = VectorEnv(requests("probe/long", "probe/long"), 2, 2, 2)
+    pids = _pids(env)
+    env.reset()
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+    env.step(np.zeros((2, 2), np.float32))
+    env.close()
+    assert not any(_alive(pid) for pid in pids)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="reads /proc")
+def test_workers_are_light() -> None:
+    env = VectorEnv(requests(f"{HERE}:Counter"), 1, 2, 2)
+    with open(f"/proc/{_pids(env)[0]}/maps") as file:
+        maps = file.read()
+    env.close()
+    assert "numpy" in maps
+    assert "jaxlib" not in maps
+
+
+SCRIPT = """
+import sys
+import numpy as np
+from ace.envs import EnvRequest, VectorEnv
+print("main", flush=True)
+env = VectorEnv([EnvRequest("probe/long", s, 1, "lane") for s in range(2)], 2, 2, 2)
+env.reset()
+env.step(np.zeros((2, 2), np.float32))
+print(*[group._process.pid for group in env._groups], flush=True)
+"""
+
+
+def test_script_without_main_guard_runs_once_and_leaves_nothing(tmp_path) -> None:
+    output = _run_script(tmp_path, SCRIPT)
+    main, pids = output.split("\n")[:2]
+    assert main == "main"
+    assert output.count("main") == 1
+    assert not any(_alive(int(pid)) for pid in pids.split())
+
+
+def test_workers_end_when_the_parent_is_killed(tmp_path) -> None:
+    output = _run_script(tmp_path, SCRIPT + "import os; os.kill(os.getpid(), 9)", code=-9)
+    pids = [int(pid) for pid in output.split("\n")[1].split()]
+    deadline = time.monotonic() + 10
+    while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_alive(pid) for pid in pids)
+
+
+def _run_script(folder, text: str, code: int = 0) -> str:
+    script = folder / "script.py"
+    script.write_text(text)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == code
+    assert done.stderr == ""
+    return done.stdout
+
+
+def _pids(env: VectorEnv) -> list[int]:
+    return [group._process.pid for group in env._groups]  # type: ignore[union-attr]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,163 @@
+"""The files and console lines of a run: exact columns, whole lines, continuation, atomic JSON."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ace.record import LaneInfo, Recorder, read_csv, versions, write_json
+
+LANES = [LaneInfo(0, 7, "dmc/cartpole-swingup", ""), LaneInfo(1, 8, "dmc/cartpole-swingup", "")]
+EVAL_HEADER = "lane,seed,task,env_step,return,policy_return,episode_length,wall_time"
+TRAIN_HEADER = "lane,seed,task,env_step,return,episode_length,wall_time"
+
+
+def recorder(folder: Path, **options) -> Recorder:
+    return Recorder(folder, LANES, 10_000, **{"quiet": True, **options})
+
+
+def test_columns_and_number_text(tmp_path):
+    with recorder(tmp_path, metric_names=("value_loss", "reward_loss")) as record:
+        record.episode(1, 1000, np.float32(3), 500, {"value_loss": np.float32(0.1)})
+        record.evaluation(0, 2000, 12.5, None, 1000)
+    train = (tmp_path / "train.csv").read_text().splitlines()
+    assert train[0] == TRAIN_HEADER + ",value_loss,reward_loss"
+    assert train[1].startswith("1,8,dmc/cartpole-swingup,1000,3.0,500,")
+    assert train[1].endswith(",0.1,")
+    evaluation = (tmp_path / "eval.csv").read_text().splitlines()
+    assert evaluation[0] == EVAL_HEADER
+    assert evaluation[1].startswith("0,7,dmc/cartpole-swingup,2000,12.5,,1000,")
+    assert len(evaluation[1].rpartition(".")[2]) == 2
+
+
+def test_rows_are_on_disk_as_whole_lines_while_the_run_goes_on(tmp_path):
+    with recorder(tmp_path) as record:
+        for count in range(1, 4):
+            record.evaluation(0, 1000 * count, 1.0, 2.0, 1000)
+            content = (tmp_path / "eval.csv").read_text()
+            assert content.endswith("\n")
+            assert len(content.splitlines()) == 1 + count
+
+
+def test_appending_repeats_no_header_and_drops_a_torn_line(tmp_path):
+    with recorder(tmp_path) as record:
+        record.evaluation(0, 1000, 1.0, 2.0, 1000)
+    with (tmp_path / "eval.csv").open("a") as file:
+        file.write("0,7,dmc/cart")
+    with recorder(tmp_path) as record:
+        record.evaluation(0, 2000, 3.0, 4.0, 1000)
+    assert (tmp_path / "eval.csv").read_text().count("lane,seed") == 1
+    assert [row["env_step"] for row in read_csv(tmp_path / "eval.csv")] == [1000, 2000]
+
+
+def test_resuming_drops_rows_to_be_written_again_and_keeps_counting_time(tmp_path):
+    with recorder(tmp_path) as record:
+        for env_step in (1000, 2000, 3000):
+            record.evaluation(0, env_step, 1.0, 2.0, 1000)
+    rows = (tmp_path / "eval.csv").read_text().splitlines()
+    rows[2] = rows[2].rpartition(",")[0] + ",50.00"
+    (tmp_path / "eval.csv").write_text("\n".join(rows) + "\n")
+    with recorder(tmp_path, resume_at=2000) as record:
+        record.evaluation(0, 3000, 5.0, 6.0, 1000)
+    rows = read_csv(tmp_path / "eval.csv")
+    assert [(row["env_step"], row["return"]) for row in rows] == [(1000, 1), (2000, 1), (3000, 5)]
+    assert rows[-1]["wall_time"] >= 50
+
+
+def test_other_columns_than_the_file_has_are_refused(tmp_path):
+    with recorder(tmp_path, metric_names=("a",)):
+        pass
+    with pytest.raises(ValueError, match="new run folder"):
+        recorder(tmp_path, metric_names=("b",))
+
+
+def test_an_unknown_metric_is_refused(tmp_path):
+    with recorder(tmp_path) as record, pytest.raises(ValueError, match="metric_names"):
+        record.episode(0, 1000, 1.0, 1000, {"surprise": 1.0})
+
+
+def test_plain_output_has_a_line_per_evaluation_and_a_last_progress_line(tmp_path, capsys):
+    with recorder(tmp_path, quiet=False) as record:
+        for env_step in range(0, 10_001, 10):
+            record.progress(env_step, skipped_updates=np.array([1, 2]), late_rows=0)
+        record.evaluation(1, 10_000, 812.34, 700.0, 1000)
+        record.message("a [note]")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("eval  env step 10,000  lane 1  dmc/cartpole-swingup  seed 8")
+    assert lines[0].endswith("return 812.3  policy 700.0")
+    assert lines[1] == "a [note]"
+    assert lines[2].startswith("train  env step 10,000 / 10,000 (100.0%)")
+    assert lines[2].endswith("skipped updates: 3")
+    assert len(lines) == 3
+
+
+def test_quiet_prints_nothing(tmp_path, capsys):
+    with recorder(tmp_path) as record:
+        record.progress(10_000)
+        record.evaluation(0, 1000, 1.0, 2.0, 1000)
+        record.message("unseen")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("count", [2, 20])
+def test_live_panel_shows_lanes_or_a_summary(tmp_path, count, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    lanes = [LaneInfo(lane, lane, "toy/chain", f"x={lane}") for lane in range(count)]
+    with Recorder(tmp_path, lanes, 100) as record:
+        for lane in range(count):
+            record.evaluation(lane, 50, float(lane), 0.0, 10)
+        record.progress(100, skipped_updates=4)
+    shown = capsys.readouterr().out
+    assert "skipped updates: 4" in shown
+    assert ("x=1" in shown) == (count == 2)
+    assert ("9.5 (0.0 to 19.0)" in shown) == (count == 20)
+
+
+def test_progress_is_cheap(tmp_path):
+    with recorder(tmp_path) as record:
+        start = time.perf_counter()
+        for env_step in range(2000):
+            record.progress(env_step, skipped_updates=0)
+        assert time.perf_counter() - start < 0.2
+
+
+def test_tensorboard_has_one_folder_per_lane(tmp_path):
+    pytest.importorskip("tensorboardX")
+    with recorder(tmp_path, tensorboard=True) as record:
+        record.evaluation(1, 1000, 1.0, None, 1000)
+    assert {path.name for path in (tmp_path / "tb").iterdir()} == {"lane-0", "lane-1"}
+
+
+def test_write_json_replaces_the_file_or_leaves_it(tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    write_json(path, {"b": 1, "a": [2]})
+    assert path.read_text() == '{\n  "a": [\n    2\n  ],\n  "b": 1\n}\n'
+
+    def fail(_: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError):
+        write_json(path, {"b": 2})
+    assert json.loads(path.read_text())["b"] == 1
+
+
+def test_versions_name_software_and_device():
+    found = versions()
+    keys = {"python", "platform", "packages", "device", "device_count", "commit", "dirty"}
+    assert found.keys() == keys
+    assert found["packages"]["jax"] and found["packages"]["numpy"] == np.__version__
+    assert found["device_count"] >= 1
+
+
+def test_read_csv_converts_numeric_columns(tmp_path):
+    (tmp_path / "x.csv").write_text("n,x,task,gap\n1,0.5,a,\n2,nan,3,4\n")
+    first, second = read_csv(tmp_path / "x.csv")
+    assert first["n"] == 1 and isinstance(first["n"], int)
+    assert (first["x"], first["task"], second["task"]) == (0.5, "a", "3")
+    assert np.isnan(second["x"]) and np.isnan(first["gap"]) and second["gap"] == 4
