@@ -143,9 +143,7 @@ def plan_run(argv: list[str]) -> Any:
     check_compatible(setups)
     names = "+".join(t.split("/")[-1].replace(":", ".") for t in asked.tasks)
     folder = asked.run or Path("runs") / f"{names}-{asked.preset}"
-    run = Run(
-        asked.agent, asked.preset, setups, labels, folder, asked.tensorboard, asked.quiet
-    )
+    run = Run(asked.agent, asked.preset, setups, labels, folder, asked.tensorboard, asked.quiet)
     check_folder(run)
     return run
 
@@ -260,7 +258,7 @@ def evaluate(argv: list[str]) -> None:
     if args.video:
         import jax
 
-        single = Program(agent, setups[:1])
+        single = Program(agent, setups[:1], (program.obs_size, program.action_size))
         first = jax.tree.map(lambda x: x[:1], learner)
         try:
             frames = evaluation.film(single, first, agent_step)

@@ -84,13 +84,18 @@ def film(program: Program, learner: LearnerState, agent_step: int) -> list[np.nd
     env = make(setup.task, seed, setup.config.action_repeat, render=True)
     memory, frames, done, count = program.init_memory(1), [], False, 0
     obs = env.reset(seed)
+    more = program.obs_size - obs.shape[0]
     while not done:
         frames.append(env.render())
         action, memory = program.act_eval(
-            program.lane, learner, memory, jnp.asarray(obs[None, None]), jnp.int32(count),
+            program.lane,
+            learner,
+            memory,
+            jnp.asarray(np.pad(obs, (0, more))[None, None]),
+            jnp.int32(count),
             jnp.int32(agent_step),
         )
-        step = env.step(np.asarray(action[0, 0]))
+        step = env.step(np.asarray(action[0, 0, : setup.sizes[1]]))
         obs, done, count = step.obs, step.terminated or step.truncated, count + 1
     env.close()
     return frames

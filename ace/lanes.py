@@ -1,7 +1,9 @@
 """Many lanes in one program. Everything else is written for one lane; here, and only here, the
 leading lane axis is added with `jax.vmap` and the few functions that a run calls are compiled."""
 
+import contextlib
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -62,24 +64,33 @@ def _per_lane(config: Config, name: str) -> bool:
 
 
 def pack(obs: np.ndarray, final_obs: np.ndarray, reward, terminated, done) -> np.ndarray:
-    """What the simulators returned as one array [L, 2 O + 3], so that it travels in one transfer."""
-    columns = [obs, final_obs, *(np.asarray(x, np.float32)[:, None] for x in (reward, terminated, done))]
-    return np.concatenate(columns, 1, dtype=np.float32)
+    """What the simulators returned as one array [L, 2 O + 3]: one transfer instead of five."""
+    scalars = np.stack([reward, terminated, done], 1)
+    return np.concatenate([obs, final_obs, scalars], 1, dtype=np.float32)
+
+
+def _compile_now(function: Any, args: tuple) -> None:
+    """Compile; the caches keep the result. An error will show again where the result is used."""
+    with contextlib.suppress(Exception):
+        function.lower(*args).compile()
 
 
 class Program:
     """The compiled functions of a run; each is traced once."""
 
-    def __init__(self, agent: str, setups: Sequence[LaneSetup]):
+    def __init__(
+        self, agent: str, setups: Sequence[LaneSetup], padded: tuple[int, int] | None = None
+    ):
+        """`padded` are observation and action sizes; the largest of the lanes if left out."""
         check_compatible(setups)
         self.agent: ModuleType = AGENTS[agent]
         self.setups = list(setups)
         self.config = setups[0].config  # for what all lanes share
-        self.obs_size = max(s.sizes[0] for s in setups)
-        self.action_size = max(s.sizes[1] for s in setups)
+        largest = (max(s.sizes[0] for s in setups), max(s.sizes[1] for s in setups))
+        self.obs_size, self.action_size = padded or largest
         self.lane = stack([self._lane(s) for s in setups])
         self.traces: dict[str, int] = {}
-        over = functools.partial(self._compile)
+        over = self._compile
         self.act = over(self._act, (0, 0, 0, 0, None, None), donate=(2,))
         self.act_eval = over(self._act_eval, (0, 0, 0, 0, None, None), donate=(2,))
         self.act_policy = over(self._act_policy, (0, 0, 0))
@@ -123,6 +134,29 @@ class Program:
         start = functools.partial(replay.init, capacity, action_size=self.action_size)
         store = jax.jit(jax.vmap(lambda o: start(obs=o)))(jnp.asarray(obs))
         return RunState(self.init_learner(), self.init_memory(), store)
+
+    def compile_ahead(self, state: RunState) -> None:
+        """Start to compile what a run will need, in the background.
+
+        A GPU takes minutes for it; the random steps at the start of a run need none of it. Later
+        calls find the finished programs, or wait for them.
+        """
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (self.lane, state))
+        lane, (learner, memory, store) = like
+        number = jax.ShapeDtypeStruct((), jnp.int32)
+        flag = jax.ShapeDtypeStruct((), jnp.bool_)
+        lanes, episodes = len(self.setups), self.config.eval_episodes
+        active = jax.ShapeDtypeStruct((lanes,), jnp.bool_)
+        obs = jax.ShapeDtypeStruct((lanes, episodes, self.obs_size), jnp.float32)
+        copies = jax.eval_shape(lambda: self.init_memory(episodes))
+        wanted = (
+            (self.update, (lane, learner, store, number, active)),
+            (self.act, (lane, learner, memory, store, number, flag)),
+            (self.act_eval, (lane, learner, copies, obs, number, number)),
+        )
+        for function, args in wanted:
+            work = functools.partial(_compile_now, function, args)
+            threading.Thread(target=work, daemon=True).start()
 
     def _act(
         self, lane: Lane, learner: LearnerState, memory: PlanMemory, store, agent_step, restart

@@ -12,7 +12,6 @@ from ace import keys, losses, model, nets, replay, targets
 from ace.config import Config, LearnConfig, Ramp
 from ace.types import Batch, Lane, LearnerState, Metrics, Params
 
-UNROLL = 1  # of loops over the horizon; unrolling made compilation slower, not the program faster
 DTYPES = {"f32": jnp.float32, "tf32": jnp.float32, "bf16": jnp.bfloat16}
 
 
@@ -50,9 +49,14 @@ def adam(learn: LearnConfig, rate: jax.Array | float = 0.0) -> optax.GradientTra
     return optax.chain(
         optax.clip_by_global_norm(learn.grad_clip),  # type: ignore[arg-type]
         optax.scale_by_adam(learn.beta1, learn.beta2, 1e-8),
-        optax.add_decayed_weights(learn.weight_decay),
+        optax.add_decayed_weights(learn.weight_decay, mask=matrices),
         optax.scale_by_learning_rate(rate),
     )
+
+
+def matrices(params: Params) -> Params:
+    """True for the weights that decay; biases and norms do not."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: nets.is_matrix(path), params)
 
 
 class Latents(NamedTuple):
@@ -137,7 +141,9 @@ def novelty_of(
 ) -> tuple[jax.Array, Any, Params]:
     """r^i of every step: the one-step prediction error from the real latent and a zero belief."""
     z = latents.online[:-1]
-    b = model.believe(params, z, batch.action, jnp.zeros((*z.shape[:-1], config.net.belief), z.dtype))
+    b = model.believe(
+        params, z, batch.action, jnp.zeros((*z.shape[:-1], config.net.belief), z.dtype)
+    )
     z_next, projector = model.project_train(params, b)
     prediction, predictor = model.predict_train(params, z_next)
     error = targets.similarity_error(prediction, latents.target)
@@ -207,7 +213,7 @@ def rollout(params: Params, config: Config, batch: Batch) -> tuple[jax.Array, ja
         z, stats = model.project_train(params, b)
         return (z, b), (z, b, stats)
 
-    _, (z, b, stats) = jax.lax.scan(step, (z0, b0), batch.action, unroll=UNROLL)
+    _, (z, b, stats) = jax.lax.scan(step, (z0, b0), batch.action, unroll=nets.unroll())
     return jnp.concatenate([z0[None], z]), jnp.concatenate([b0[None], b]), stats
 
 
@@ -231,6 +237,8 @@ def policy_loss_of(
     loss = losses.policy(model.value(critics, z, action), mask)
     if config.parity.bc_weight:
         imitation = model.noisy_policy(params, learn, online[:-1], eps[1, 1:])
+        # Sheet 3.4 averages the critics over the H+1 latents and multiplies everything by H.
+        loss *= config.plan.horizon / (config.plan.horizon + 1)
         square = jnp.square(imitation - batch.action).sum(-1) / lane.action_mask.sum()
         loss += config.parity.bc_weight * config.plan.horizon * jnp.mean(square * batch.mask)
     return loss, loss

@@ -92,8 +92,8 @@ def _join(*parts: jax.Array) -> jax.Array:
 def encode(params: Params, obs: jax.Array) -> jax.Array:
     """z = h(s): [..., O] -> [..., latent]."""
     p = params["encoder"]
-    x = nets.linear(p["in"], obs.astype(p["in"]["w"].dtype))
-    return nets.linear(p["out"], jax.nn.elu(nets.layer_norm(p["norm"], x)))
+    x = nets.elu(nets.layer_norm(p["norm"], nets.linear(p["in"], obs)))
+    return nets.linear(p["out"], x.astype(p["out"]["w"].dtype))
 
 
 def believe(params: Params, z: jax.Array, action: jax.Array, b: jax.Array) -> jax.Array:
@@ -105,7 +105,7 @@ def project(params: Params, stats: Params, b: jax.Array) -> jax.Array:
     """z' = g(b') with running statistics, for acting."""
     p = params["projector"]
     x = nets.batch_norm(p["norm"], stats["projector"], nets.linear(p["in"], b))
-    return nets.linear(p["out"], jax.nn.elu(x))
+    return nets.linear(p["out"], nets.elu(x))
 
 
 def project_train(params: Params, b: jax.Array) -> tuple[jax.Array, Params]:
@@ -120,7 +120,7 @@ def predict_train(params: Params, z: jax.Array) -> tuple[jax.Array, Params]:
 
 def _norm_mlp_train(p: Params, x: jax.Array) -> tuple[jax.Array, Params]:
     x, batch = nets.batch_norm_train(p["norm"], nets.linear(p["in"], x))
-    return nets.linear(p["out"], jax.nn.elu(x)), batch
+    return nets.linear(p["out"], nets.elu(x)), batch
 
 
 def reward(params: Params, z: jax.Array, b: jax.Array, action: jax.Array, b_next: jax.Array):
@@ -132,8 +132,8 @@ def reward(params: Params, z: jax.Array, b: jax.Array, action: jax.Array, b_next
 
 
 def _mlp(p: Params, x: jax.Array) -> jax.Array:
-    x = jax.nn.elu(nets.linear(p["in"], x))
-    x = jax.nn.elu(nets.linear(p["mid"], x))
+    x = nets.elu(nets.linear(p["in"], x))
+    x = nets.elu(nets.linear(p["mid"], x))
     return nets.linear(p["out"], x, F32)
 
 
@@ -143,7 +143,7 @@ def value(params: Params, z: jax.Array, action: jax.Array) -> jax.Array:
 
     def critic(p: Params) -> jax.Array:
         y = jnp.tanh(nets.layer_norm(p["norm_in"], nets.linear(p["in"], x)))
-        y = jax.nn.elu(nets.layer_norm(p["norm_mid"], nets.linear(p["mid"], y)))
+        y = nets.elu(nets.layer_norm(p["norm_mid"], nets.linear(p["mid"], y)))
         return nets.linear(p["out"], y, F32).squeeze(-1)
 
     return jax.vmap(critic)(params["value"])

@@ -44,6 +44,15 @@ def layer_norm(p: Params, x: jax.Array, eps: float = 1e-5) -> jax.Array:
     return y.astype(x.dtype)
 
 
+def elu(x: jax.Array) -> jax.Array:
+    """x where positive, else exp(x) - 1; faster than `jax.nn.elu`, whose expm1 is slow on a CPU.
+
+    In float32, because near zero the difference would cancel in bf16.
+    """
+    x32 = x.astype(jnp.float32)
+    return jnp.where(x32 >= 0, x32, jnp.exp(jnp.minimum(x32, 0)) - 1).astype(x.dtype)
+
+
 def stats_init(width: int) -> Params:
     """Running batch-norm statistics before any data."""
     return {"mean": np.zeros(width, np.float32), "var": np.ones(width, np.float32)}
@@ -74,10 +83,10 @@ def update_stats(running: Params, batches: Params, rows: int, weight: float = 0.
     The running variance is the unbiased one, as in the framework the method was written in.
     """
     steps = batches["mean"].shape[0]
-    decay = (1 - weight) ** np.arange(steps - 1, -1, -1)
+    decay = (1 - weight) ** np.arange(steps - 1, -1, -1, dtype=np.float32)[:, None]
     unbiased = {"mean": batches["mean"], "var": batches["var"] * rows / max(rows - 1, 1)}
     return jax.tree.map(
-        lambda old, new: (1 - weight) ** steps * old + weight * jnp.tensordot(decay, new, 1),
+        lambda old, new: (1 - weight) ** steps * old + weight * jnp.sum(decay * new, 0),
         running,
         unbiased,
     )
@@ -107,10 +116,26 @@ def _gates(p: Params, which: slice | int) -> Params:
     return jax.tree.map(lambda x: x[which], p["norm"])
 
 
+def unroll() -> bool:
+    """Whether loops over the horizon are unrolled: a GPU then runs them as one graph, while a CPU
+    only compiles longer."""
+    return jax.default_backend() != "cpu"
+
+
 def cast(params: Params, dtype: jnp.dtype) -> Params:
-    """Matrices in the type of the activations; norms and biases stay in float32."""
+    """Matrices in the type of the activations; norms and biases stay in float32.
+
+    So does the encoder's first matrix: observations are not normalised, and rounding them would
+    lose what no later layer can recover.
+    """
 
     def one(path: tuple, x: jax.Array) -> jax.Array:
-        return x.astype(dtype) if path[-1].key in ("w", "wi", "wh") else x
+        names = [k.key for k in path]
+        return x.astype(dtype) if is_matrix(path) and names[:2] != ["encoder", "in"] else x
 
     return jax.tree_util.tree_map_with_path(one, params)
+
+
+def is_matrix(path: tuple) -> bool:
+    """Whether a leaf of the parameters, given by its path, is a weight matrix."""
+    return path[-1].key in ("w", "wi", "wh")

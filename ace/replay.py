@@ -79,7 +79,7 @@ def init_tree(capacity: int) -> Tree:
 
 
 def set_leaves(tree: Tree, index: jax.Array, value: jax.Array) -> Tree:
-    """Write leaves [M] and recompute their ancestors; of two values for one leaf the larger wins."""
+    """Write leaves [M] and mend the sums above; of two values for one leaf the larger wins."""
     leaves = tree.sums[0].at[index].set(0.0).at[index].max(value)
     sums, maxima = [leaves], []
     largest = leaves
@@ -127,7 +127,10 @@ def _descend(children: jax.Array, rest: jax.Array) -> tuple[jax.Array, jax.Array
     last = FAN - 1 - jnp.argmax(filled[:, ::-1], -1)
     hit = filled & (cumulative > rest[:, None])
     child = jnp.where(hit.any(-1), jnp.argmax(hit, -1), last).astype(jnp.int32)
-    pick = lambda x: jnp.take_along_axis(x, child[:, None], -1)[:, 0]
+
+    def pick(x: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(x, child[:, None], -1)[:, 0]
+
     below = jnp.maximum(rest - (pick(cumulative) - pick(children)), 0.0)
     return child, jnp.minimum(below, pick(children))
 

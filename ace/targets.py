@@ -36,7 +36,7 @@ def merge_moments(
         keep = jnp.where(moments.count < 1, 0.0, learn.novelty_ema)
         square = keep * (moments.var + moments.mean**2) + (1 - keep) * (var + mean**2)
         new_mean = keep * moments.mean + (1 - keep) * mean
-        return Moments(new_mean, square - new_mean**2, moments.count + 1)
+        return Moments(new_mean, jnp.maximum(square - new_mean**2, 0.0), moments.count + 1)
     delta, total = mean - moments.mean, moments.count + 1
     m2 = moments.var * moments.count + var + delta**2 * moments.count / total
     return Moments(moments.mean + delta / total, m2 / total, total)

@@ -88,6 +88,7 @@ class Loop:
         self.program, self.config = program, program.config
         self.collector, self.recorder, self.folder = collector, recorder, folder
         self.state = program.init_state(collector.reset(), capacity)
+        program.compile_ahead(self.state)
         lanes = len(program.setups)
         self.owed = np.zeros(lanes, int)  # updates that each lane has earned and not yet made
         self.ended = np.zeros(lanes, bool)
@@ -104,7 +105,7 @@ class Loop:
             for agent_step in range(steps):
                 self.step(agent_step)
                 env_step = (agent_step + 1) * config.action_repeat
-                self.recorder.progress(env_step, skipped_updates=self.skipped())
+                self.recorder.progress(env_step, skipped_updates=self.skipped(), updates_ahead=0)
                 if env_step >= next_evaluation or agent_step == steps - 1:
                     self.evaluate(agent_step + 1, env_step)
                     next_evaluation += config.eval_every
@@ -131,7 +132,7 @@ class Loop:
         self.state = RunState(learner, memory, store)
         self.owed += config.learn.updates_per_step
         if episodes:
-            metrics = {k: np.asarray(v) for k, v in self.metrics.items()}
+            metrics = jax.device_get(self.metrics)
             for e in episodes:
                 mine = {k: float(v[e.lane]) for k, v in metrics.items()}
                 env_step = (agent_step + 1) * config.action_repeat
@@ -143,8 +144,10 @@ class Loop:
         block = self.config.learn.update_mode == "block"
         due = np.where(self.ended, self.owed, 0) if block else self.owed.copy()
         count = jnp.int32(agent_step)
+        active = jnp.asarray(due > 0)
         for i in range(due.max()):
-            active = jnp.asarray(due > i)
+            if i in due:  # some lane has made all of its updates
+                active = jnp.asarray(due > i)
             learner, store, self.metrics = self.program.update(
                 self.program.lane, learner, store, count, active
             )
@@ -215,8 +218,8 @@ def check_memory(program: Program, capacity: int, lanes: int) -> int:
     limit = device_memory()
     if limit and per_lane * lanes > 0.8 * limit:
         raise ConfigError(
-            f"the replay of {lanes} lane(s) needs {per_lane * lanes / 2**30:.1f} GiB and the device "
-            f"has {limit / 2**30:.1f} GiB; train fewer lanes or set --replay.capacity below "
+            f"the replay of {lanes} lane(s) needs {per_lane * lanes / 2**30:.1f} GiB and the "
+            f"device has {limit / 2**30:.1f} GiB; train fewer lanes or set --replay.capacity below "
             f"{int(0.8 * limit / lanes / per_lane * capacity)}"
         )
     return per_lane

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from ace import learner, model, nets, planners, replay
 from ace.config import Config
-from ace.learner import DTYPES, UNROLL, init, ramp
+from ace.learner import DTYPES, init, ramp
 from ace.planners import PlanInput, init_memory
 from ace.planners.icem import proposal_counts
 from ace.types import Lane, LearnerState, Metrics, Params, PlanMemory
@@ -91,7 +91,7 @@ def propose(
         return (model.project(params, stats, b), b), action
 
     eps = model.action_normal(key, (config.plan.horizon, count), lane.action_mask)
-    return jax.lax.scan(step, (z, b), eps, unroll=UNROLL)[1]
+    return jax.lax.scan(step, (z, b), eps, unroll=nets.unroll())[1]
 
 
 def evaluate_plans(
@@ -117,7 +117,7 @@ def evaluate_plans(
         z_next = model.project(params, stats, b_next)
         return (z_next, b_next), (z, b, z_next, b_next)
 
-    _, (zs, bs, z_next, b_next) = jax.lax.scan(step, (z, b), actions, unroll=UNROLL)
+    _, (zs, bs, z_next, b_next) = jax.lax.scan(step, (z, b), actions, unroll=nets.unroll())
     rewards = model.reward(params, zs, bs, actions, b_next)
     t = jnp.arange(actions.shape[0])[:, None]
     running = jnp.sum(jnp.where(t < horizon, learn.discount**t * rewards, 0.0), 0)

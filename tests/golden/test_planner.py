@@ -1,0 +1,442 @@
+"""The planner, watched from outside: it is handed a score that records what it is asked to rate
+(2.3 to 2.6), and its refits are done again in NumPy."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ace.config import Config, PlanConfig, replace
+from ace.noise import noise_maps
+from ace.planners import PlanInput, init_memory, plan, populations
+from ace.planners import icem
+
+SMALL = replace(
+    Config(),
+    {
+        "plan.horizon": 4,
+        "plan.iterations": 3,
+        "plan.population": 40,
+        "plan.elites": 8,
+        "plan.elite_reuse": 0.5,
+        "plan.min_std": 0.01,
+        "plan.select_eval": "best",
+    },
+)
+GOAL = np.array([[0.5, -0.3], [0.2, 0.6], [-0.4, 0.1], [0.0, -0.7]], np.float32)
+
+
+def quadratic(actions, noise):
+    """A score whose optimum is known."""
+    return -jnp.sum(jnp.square(actions - GOAL[:, None]), (0, 2))
+
+
+@functools.cache
+def compiled(score, train: bool):
+    def run(config, memory, x):
+        seen = []
+
+        def spy(actions, noise):
+            assert noise.shape == (actions.shape[1], actions.shape[2])
+            values = jnp.asarray(score(actions, noise))
+            seen.append((actions, values))
+            return values
+
+        return *plan(config, spy, memory, x, train), seen
+
+    return jax.jit(run)
+
+
+def watch(config: Config, score, memory, x: PlanInput, train: bool = False):
+    """The action, the memory, and the candidates and values of every iteration."""
+    return jax.tree.map(np.asarray, compiled(score, train)(config, memory, x))
+
+
+def given_input(config: Config, size: int = 2, seed: int = 0, **changes: Any) -> PlanInput:
+    p = config.plan
+    horizon = int(changes.pop("horizon", p.horizon))
+    count = max(icem.proposal_counts(p))
+    rng = np.random.default_rng(5)
+    x = PlanInput(
+        proposals=jnp.asarray(rng.uniform(-1, 1, (p.horizon, count, size)), jnp.float32),
+        first=jnp.bool_(True),
+        horizon=jnp.int32(horizon),
+        std_floor=jnp.float32(p.min_std),
+        policy_fraction=jnp.float32(p.policy_fraction),
+        noise_map=jnp.asarray(noise_maps(p.horizon, p.noise_beta)[horizon]),
+        mask=jnp.ones(size, bool),
+        key=jax.random.key(seed, impl="rbg"),  # compiles in a third of the time
+    )
+    return x._replace(**changes)
+
+
+def random_memory(config: Config, size: int = 2, seed: int = 3):
+    rng = np.random.default_rng(seed)
+    memory = init_memory(config, size)
+    fill = lambda x: jnp.asarray(rng.uniform(-1, 1, x.shape), jnp.float32)
+    return memory._replace(mean=fill(memory.mean), elites=fill(memory.elites))
+
+
+def weights_of(values: np.ndarray, temperature: float) -> np.ndarray:
+    w = np.exp(temperature * (values - values.max()))
+    return w / w.sum()
+
+
+# Sizes
+
+
+def test_population_table() -> None:
+    assert populations(PlanConfig()) == [256, 204, 163, 130, 104, 83]
+    assert populations(PlanConfig(population=700)) == [700, 560, 448, 358, 286, 228]
+    assert populations(PlanConfig(population=100)) == [100, 80, 64, 64, 64, 64]  # twice the elites
+
+
+def test_proposal_counts() -> None:
+    assert icem.proposal_counts(PlanConfig()) == [128, 102, 81, 65, 52, 41]
+    assert icem.proposal_counts(PlanConfig(variant="policy_first")) == [256, 0, 0, 0, 0, 0]
+    assert icem.reuse_count(PlanConfig()) == 8
+
+
+def rated(config: Config) -> list[int]:
+    """Candidates per iteration, without running the program."""
+    counts = []
+
+    def score(actions, noise):
+        counts.append(actions.shape[1])
+        return jnp.zeros(actions.shape[1])
+
+    shapes = (init_memory(config, 2), given_input(config))
+    jax.eval_shape(lambda m, x: plan(config, score, m, x, train=True), *shapes)
+    return counts
+
+
+def test_candidates_per_iteration() -> None:
+    assert rated(Config()) == [392, 314, 252, 203, 164, 132]
+    released = replace(Config(), {"plan.variant": "policy_first"})
+    assert rated(released) == [n + 8 for n in (256, 204, 163, 130, 104, 83)]
+
+
+# One plan, iteration by iteration
+
+
+@pytest.fixture(scope="module")
+def watched():
+    """A plan at a later step of an episode, with all it rated and what came out."""
+    memory = random_memory(SMALL)
+    x = given_input(SMALL, first=jnp.bool_(False), std_floor=jnp.float32(0.03))
+    action, after, seen = watch(SMALL, quadratic, memory, x)
+    return seen, memory, x, action, after
+
+
+def test_iterations_are_refitted_as_in_numpy(watched) -> None:
+    seen, memory, x, action, after = watched
+    sizes, counts = [40, 32, 25], [20, 16, 12]
+    # Warm start: everything one step on, the last row twice.
+    mean = np.asarray(memory.mean)[[1, 2, 3, 3]]
+    old = np.asarray(memory.elites)[[1, 2, 3, 3]]
+    std = np.full((4, 2), 0.5)
+    for i, (candidates, values) in enumerate(seen):
+        n, m = sizes[i], counts[i]
+        assert candidates.shape == (4, n + m + 4, 2)
+        assert np.abs(candidates).max() <= 1
+        np.testing.assert_array_equal(candidates[:, n : n + m], x.proposals[:, :m])
+        reused = candidates[:, n + m :]
+        if i == 0:  # shifted, with a fresh last action
+            np.testing.assert_array_equal(reused[:3], old[:3])
+            assert np.abs(reused[3] - old[3]).min() > 1e-4
+            assert len(np.unique(reused[3, :, 0])) == 4
+        else:  # the best so far, best first
+            np.testing.assert_array_equal(reused, old)
+        drawn = candidates[:, :n]
+        if i == 2:
+            np.testing.assert_allclose(drawn[:, 0], mean, atol=1e-5)
+            drawn = drawn[:, 1:]
+        if i:  # deviations are small enough here that clipping hardly matters
+            scale = 1.23 * std  # marginal deviation of the noise for four steps, beta 2.5
+            spread = (drawn - mean[:, None]) / scale[:, None]
+            assert 0.8 < spread.std() < 1.2
+        order = np.argsort(-values, kind="stable")[:8]
+        chosen, w = candidates[:, order], weights_of(values[order].astype(float), 0.5)
+        fitted = np.einsum("e,hea->ha", w, chosen)
+        std = np.sqrt(np.einsum("e,hea->ha", w, (chosen - fitted[:, None]) ** 2))
+        std = np.clip(std, 0.03, 2.0)
+        mean = 0.1 * mean + 0.9 * fitted
+        old = chosen[:, :4]
+    np.testing.assert_allclose(after.mean, mean, atol=1e-5)
+    np.testing.assert_array_equal(after.elites, old)
+    np.testing.assert_array_equal(action, old[0, 0])
+    assert after.horizon == 4
+
+
+def test_policy_first_rates_proposals_alone_at_first() -> None:
+    config = replace(SMALL, {"plan.variant": "policy_first"})
+    x = given_input(config, first=jnp.bool_(False))
+    _, _, seen = watch(config, quadratic, random_memory(config), x)
+    np.testing.assert_array_equal(seen[0][0][:, :40], x.proposals)
+    assert [c.shape[1] for c, _ in seen] == [44, 36, 29]
+
+
+@functools.cache
+def by_place(first: int, end: int | None):
+    """A score that prefers candidates by their place: those of a slice first, then the earlier."""
+
+    def score(actions, noise):
+        rank = -np.arange(actions.shape[1], dtype=np.float32)
+        rank[first:end] += 1000.0
+        return rank
+
+    return score
+
+
+@pytest.mark.parametrize("fraction, taken", [(0.05, 2), (0.31, 12), (0.5, 20)])
+def test_only_the_present_share_of_proposals_may_be_elite(fraction: float, taken: int) -> None:
+    config = replace(SMALL, {"plan.iterations": 1, "plan.elites": 30, "plan.elite_reuse": 1.0})
+    x = given_input(config, policy_fraction=jnp.float32(fraction))
+    _, after, _ = watch(config, by_place(40, 60), init_memory(config, 2), x)  # all proposals
+    np.testing.assert_array_equal(after.elites[:, :taken], x.proposals[:, :taken])
+    rest = {tuple(a) for a in np.asarray(x.proposals[0]).tolist()}
+    assert not rest & {tuple(a) for a in np.asarray(after.elites[0, taken:]).tolist()}
+
+
+def test_memory_is_ignored_when_an_episode_begins() -> None:
+    run = lambda memory, first: watch(
+        SMALL, quadratic, memory, given_input(SMALL, first=jnp.bool_(first)), train=True
+    )[:2]
+    one, other = random_memory(SMALL, seed=1), random_memory(SMALL, seed=2)
+    for a, b in zip(
+        jax.tree.leaves(run(one, True)), jax.tree.leaves(run(other, True)), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+    assert np.any(run(one, False)[0] != run(other, False)[0])
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_elites_within_the_first_step(kept: bool) -> None:
+    config = replace(SMALL, {"parity.elites_at_first": kept, "plan.iterations": 2})
+    prefers_reused = by_place(-4, None)
+    _, after, seen = watch(config, prefers_reused, random_memory(config), given_input(config))
+    # Before the first iteration there is nothing to reuse; after it there may be.
+    np.testing.assert_array_equal(seen[1][0][:, -4:], seen[0][0][:, :4])
+    wanted = seen[1][0][:, -4:] if kept else seen[1][0][:, :4]
+    np.testing.assert_array_equal(after.elites, wanted)
+
+
+def test_warm_start_inside_a_short_working_horizon() -> None:
+    seq = jnp.arange(6.0)[:, None]
+    np.testing.assert_array_equal(icem.shift(seq, jnp.int32(3))[:3, 0], [1, 2, 2])
+    np.testing.assert_array_equal(icem.shift(seq, jnp.int32(6))[:, 0], [1, 2, 3, 4, 5, 5])
+    # A mean that only remembers: what comes out is what went in, one step on.
+    config = replace(SMALL, {"plan.momentum": 1.0})
+    memory = random_memory(config)
+    x = given_input(config, horizon=2, first=jnp.bool_(False))
+    _, after, seen = watch(config, quadratic, memory, x)
+    np.testing.assert_allclose(after.mean[:2], np.asarray(memory.mean)[[1, 1]], atol=1e-6)
+    reused = seen[0][0][:, 60:]
+    np.testing.assert_array_equal(reused[0], memory.elites[1])
+    assert np.all(np.abs(reused[1] - np.asarray(memory.elites[1])) > 1e-5)  # the fresh tail
+
+
+def test_repeated_tail_of_shifted_elites() -> None:
+    config = replace(SMALL, {"parity.elite_tail": "repeat", "plan.iterations": 1})
+    memory, x = random_memory(config), given_input(config, first=jnp.bool_(False))
+    _, _, seen = watch(config, quadratic, memory, x)
+    np.testing.assert_array_equal(seen[0][0][:, 60:], np.asarray(memory.elites)[[1, 2, 3, 3]])
+
+
+def test_finds_the_optimum_of_a_quadratic() -> None:
+    config = replace(
+        SMALL, {"plan.iterations": 6, "plan.population": 200, "plan.temperature": 20.0}
+    )
+    action, after, _ = watch(config, quadratic, init_memory(config, 2), given_input(config))
+    np.testing.assert_allclose(action, GOAL[0], atol=0.1)
+    np.testing.assert_allclose(after.mean, GOAL, atol=0.15)
+    start = given_input(config).proposals
+    assert np.abs(start.mean(1) - GOAL).max() > 0.3  # the proposals did not know it
+
+
+# Scores that are no numbers
+
+
+floats = st.floats(-1e6, 1e6, width=32)
+odd = st.sampled_from([np.nan, np.inf, -np.inf])
+select = jax.jit(icem.select_elites, static_argnums=2)
+weigh = jax.jit(icem.elite_weights)
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(
+    st.lists(st.one_of(floats, odd), min_size=12, max_size=12),
+    st.lists(st.booleans(), min_size=12, max_size=12),
+)
+def test_a_plan_without_a_value_is_never_elite(values: list[float], allowed: list[bool]) -> None:
+    v, ok = np.array(values, np.float32), np.array(allowed)
+    best, top = select(jnp.asarray(v), jnp.asarray(ok), 4)
+    usable = np.isfinite(v) & ok
+    wanted = np.sort(v[usable])[::-1][:4]
+    real = min(4, usable.sum())
+    assert np.all(usable[np.asarray(best)[:real]])
+    np.testing.assert_array_equal(v[np.asarray(best)[:real]], wanted)  # best first
+    w = np.asarray(weigh(top, 0.5))
+    assert np.all(np.isfinite(w)) and np.all(w >= 0) and not np.any(w[real:])
+    if real:
+        np.testing.assert_allclose(w.sum(), 1, rtol=1e-5)
+
+
+def test_plans_with_broken_scores_lose_against_poor_ones() -> None:
+    def score(actions, noise):
+        # All plans are worth less than nothing; the nearer to the broken part the better.
+        a = actions[0, :, 0]
+        broken = jnp.where(a > 0.6, jnp.nan, jnp.where(a > 0.3, jnp.inf, -jnp.inf))
+        return jnp.where(a > 0.1, broken, a - 5.0)
+
+    action, after, seen = watch(SMALL, score, init_memory(SMALL, 2), given_input(SMALL))
+    values = np.concatenate([v for _, v in seen])
+    assert np.isnan(values).any() and np.isposinf(values).any() and np.isneginf(values).any()
+    assert action[0] <= 0.1 and np.all(after.elites[0, :, 0] <= 0.1)
+    assert np.all(np.isfinite(after.mean))
+
+
+def test_nothing_but_broken_scores_still_gives_a_usable_action() -> None:
+    broken = lambda actions, noise: jnp.full(actions.shape[1], jnp.nan)
+    action, after, _ = watch(SMALL, broken, init_memory(SMALL, 2), given_input(SMALL), train=True)
+    assert np.all(np.isfinite(action)) and np.all(np.abs(action) <= 1)
+    assert all(np.all(np.isfinite(x)) for x in after)
+
+
+# The parts
+
+
+def test_elite_weights_multiply_by_the_temperature() -> None:
+    values = np.array([3.0, 1.0, -2.0])
+    for temperature in (0.5, 2.0):
+        np.testing.assert_allclose(
+            icem.elite_weights(jnp.asarray(values), temperature),
+            weights_of(values, temperature),
+            rtol=1e-5,
+        )
+    large = icem.elite_weights(jnp.array([1e4, 1e4 - 2]), 0.5)  # no overflow
+    np.testing.assert_allclose(large, weights_of(np.array([2.0, 0.0]), 0.5), rtol=1e-5)
+
+
+def test_fit_by_hand_and_bounds_of_the_deviation() -> None:
+    chosen = jnp.array([[[0.0], [1.0]]])  # one step, two elites
+    mean, std = icem.fit(chosen, jnp.array([0.25, 0.75]), jnp.float32(0.0), 2.0)
+    assert mean[0, 0] == pytest.approx(0.75)
+    assert std[0, 0] == pytest.approx(np.sqrt(0.25 * 0.75))
+    assert icem.fit(chosen, jnp.array([0.25, 0.75]), jnp.float32(0.6), 2.0)[1][
+        0, 0
+    ] == pytest.approx(0.6)
+    assert icem.fit(chosen, jnp.array([0.25, 0.75]), jnp.float32(0.0), 0.1)[1][
+        0, 0
+    ] == pytest.approx(0.1)
+
+
+def test_choices_of_the_action() -> None:
+    chosen = jnp.array([[[0.1], [0.2], [0.3]], [[9.0], [9.0], [9.0]]])
+    weights, mean = jnp.array([0.5, 0.3, 0.2]), jnp.array([[0.7], [9.0]])
+    choose = lambda how, pick: icem.choose(how, jnp.float32(pick), chosen, weights, mean)[0]
+    assert choose("best", 0.99) == np.float32(0.1)
+    assert choose("mean", 0.0) == np.float32(0.7)
+    got = [float(choose("sample", p)) for p in (0.0, 0.49, 0.51, 0.79, 0.81, 0.999)]
+    np.testing.assert_allclose(got, [0.1, 0.1, 0.2, 0.2, 0.3, 0.3], rtol=1e-6)
+
+
+def test_select_applies_to_training_and_select_eval_to_evaluation(watched) -> None:
+    config = replace(SMALL, {"plan.select": "mean", "plan.iterations": 1, "plan.act_noise": 0.0})
+    action, after, _ = watch(
+        config, quadratic, init_memory(config, 2), given_input(config), train=True
+    )
+    np.testing.assert_allclose(action, after.mean[0], atol=1e-6)
+    *_, action, after = watched  # in evaluation: the best
+    np.testing.assert_allclose(action, after.elites[0, 0], atol=1e-6)
+    assert np.abs(action - after.mean[0]).max() > 1e-4
+
+
+@pytest.fixture(scope="module")
+def noisy_actions():
+    """Many training actions of one fixed situation, clipped and not, and the quiet one."""
+    runs = {}
+    for clip in (True, False):
+        config = replace(
+            SMALL, {"plan.iterations": 1, "plan.select": "mean", "parity.clip_action": clip}
+        )
+
+        def one(key, noise, c=config):
+            # With a floor above all deviations, the noise's size is known: 0.5 or nothing.
+            x = given_input(c, key=key, std_floor=jnp.float32(0.5))
+            c = replace(c, {"plan.act_noise": noise})
+            return plan(c, quadratic, init_memory(c, 2), x, train=True)[0]
+
+        keys = jax.random.split(jax.random.key(0), 400)
+        run = jax.jit(jax.vmap(one, in_axes=(0, None)))
+        runs[clip] = np.asarray(run(keys, 1.0)), np.asarray(run(keys, 0.0))
+    return runs
+
+
+def test_exploration_noise_has_the_final_deviation(noisy_actions) -> None:
+    loud, quiet = noisy_actions[False]
+    noise = loud - quiet
+    np.testing.assert_allclose(noise.std(0), 0.5, rtol=0.15)  # four standard errors
+    np.testing.assert_allclose(noise.mean(0), 0.0, atol=0.1)
+    assert np.abs(loud).max() > 1
+
+
+def test_executed_actions_are_clipped(noisy_actions) -> None:
+    clipped, raw = noisy_actions[True][0], noisy_actions[False][0]
+    np.testing.assert_allclose(clipped, np.clip(raw, -1, 1), atol=1e-6)
+
+
+def test_first_iteration_floor() -> None:
+    """D9: the released agent keeps the first refit at the initial deviation."""
+    spread = {}
+    for floored in (True, False):
+        config = replace(
+            SMALL,
+            {
+                "parity.first_std_floor": floored,
+                "plan.iterations": 2,
+                "plan.init_std": 0.3,
+                "plan.temperature": 500.0,  # narrows at once
+            },
+        )
+        _, _, seen = watch(config, quadratic, init_memory(config, 2), given_input(config))
+        drawn = seen[1][0][:, 1:32]
+        spread[floored] = (drawn - drawn.mean(1, keepdims=True)).std()
+    assert 0.25 < spread[True] < 0.45  # 0.3 times the noise's 1.23
+    assert spread[False] < 0.75 * spread[True]
+
+
+def test_padded_actions_stay_zero_and_change_nothing() -> None:
+    memory = random_memory(SMALL)
+    x = given_input(SMALL, first=jnp.bool_(False), key=jax.random.key(0))
+    wide = lambda a: jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, 2)])
+
+    def score(actions, noise):
+        return quadratic(actions[..., :2], noise) + 0.1 * noise[:, 0]
+
+    narrow_action, narrow, _ = watch(SMALL, score, memory, x, train=True)
+    action, after, seen = watch(
+        SMALL,
+        score,
+        memory._replace(mean=wide(memory.mean), elites=wide(memory.elites)),
+        x._replace(proposals=wide(x.proposals), mask=jnp.arange(4) < 2),
+        train=True,
+    )
+    np.testing.assert_allclose(action[:2], narrow_action, atol=1e-6)
+    np.testing.assert_allclose(after.mean[..., :2], narrow.mean, atol=1e-6)
+    assert not np.any(action[2:]) and not np.any(after.mean[..., 2:])
+    assert all(not np.any(candidates[..., 2:]) for candidates, _ in seen)
+
+
+def test_temperature_and_noise_exponent_change_the_plan() -> None:
+    x, memory = given_input(SMALL), init_memory(SMALL, 2)
+    mean = lambda config, x: watch(config, quadratic, memory, x)[1].mean
+    base = mean(SMALL, x)
+    assert np.abs(mean(replace(SMALL, {"plan.temperature": 5.0}), x) - base).max() > 1e-3
+    white = given_input(replace(SMALL, {"plan.noise_beta": 0.0}))
+    assert np.abs(mean(SMALL, white) - base).max() > 1e-3
