@@ -6,7 +6,7 @@ compiled program; every other field shapes the program and must agree between la
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import jax
 
@@ -286,6 +286,17 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def literals(cls: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
+    """The allowed words of every setting that is a choice."""
+    found: dict[str, tuple[str, ...]] = {}
+    for f in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(f.type):
+            found |= literals(f.type, f"{prefix}{f.name}.")
+        elif get_origin(f.type) is Literal:
+            found[prefix + f.name] = get_args(f.type)
+    return found
+
+
 def validate(config: Config) -> None:
     """Refuse a config that cannot run, naming the field and the remedy."""
     c, p, learn = config, config.plan, config.learn
@@ -316,9 +327,15 @@ def validate(config: Config) -> None:
         if not 0 <= flat[name] <= 1:
             raise ConfigError(f"{name} is {flat[name]}; it must lie between 0 and 1")
     for name, value in flat.items():
-        negative = isinstance(value, float) and not value >= 0
-        if negative or value == float("inf"):
+        is_number = isinstance(value, float | int) and not isinstance(value, bool)
+        if is_number and name != "workers" and not 0 <= value < float("inf"):
             raise ConfigError(f"{name} is {value}; it must be a number of at least 0")
+    for name in ("learn.beta1", "learn.beta2", "learn.novelty_ema"):
+        if flat[name] == 1:
+            raise ConfigError(f"{name} is 1; it must be below 1, or nothing would ever be learned")
+    for name, choices in literals(type(c)).items():
+        if flat[name] not in choices:
+            raise ConfigError(f"{name} is {flat[name]!r}; choose one of {', '.join(choices)}")
     if p.population < p.elites:
         raise ConfigError(
             f"plan.population ({p.population}) is smaller than plan.elites ({p.elites}); "

@@ -115,7 +115,7 @@ def update(
 
     new_params = new_model | new_policy
     stats = fold_stats(state.stats, novelty_stats, aux["stats"], learn.batch)
-    norms = optax.global_norm(grads), optax.global_norm(policy_grads)
+    norms = optax.tree.norm(grads), optax.tree.norm(policy_grads)
     finite = jnp.isfinite(norms[0]) & jnp.isfinite(norms[1])
     new_target = _target(learn, state, new_params)
     new_state = LearnerState(

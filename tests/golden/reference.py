@@ -1,4 +1,4 @@
-"""The method's formulas in float64 NumPy, written from the fact sheet and meant to be read beside it.
+"""The method's formulas in float64 NumPy, written from the fact sheet, to be read beside it.
 
 Nothing here imports ace; only the names inside the parameter dictionaries are the program's.
 """
@@ -50,7 +50,7 @@ def encoder(p, obs):
     return affine(p["out"], elu(x))
 
 
-def batch_norm_net(p, x, mean=None, var=None):
+def batch_norm_net(p, x, mean: Any = None, var: Any = None):
     """Projector and predictor: with the given statistics, else those of the rows of x."""
     y = affine(p["in"], x)
     if mean is None:

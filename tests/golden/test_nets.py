@@ -1,5 +1,8 @@
 """Layers and networks against NumPy and hand arithmetic (sheet 1.2 to 1.5)."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (NumPy arrays are as good as JAX's here.)
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -201,7 +204,7 @@ def test_noisy_policy_clips_noise_then_action_and_keeps_the_gradient(scene) -> N
     eps = np.tile([[1.0, -9.0]], (7, 1)).astype(np.float32)
     mu = ref.policy(p64["policy"], x64["z"])
     edge = 1 - 1e-6
-    wanted = np.clip(mu + [[0.2, -0.3]], -edge, edge)
+    wanted = np.clip(mu + np.array([0.2, -0.3]), -edge, edge)
     close(noisy_policy(params, learn, z, eps), wanted)
     # The clamp acts somewhere, and yet the slope is that of the unclamped policy.
     far = jax.tree.map(lambda v: 8 * v, params["policy"]["out"])
@@ -245,19 +248,31 @@ def test_every_matrix_starts_orthogonal_as_a_whole() -> None:
 
 
 def test_padding_leaves_a_lane_as_it_is() -> None:
-    for mode in ("belief", "all"):
-        config = replace(CONFIG, {"parity.reward_input": mode})
-        params, _ = scrambled(config=config)
-        wide = model.pad(params, OBS + 3, ACTION + 2)
-        rng = np.random.default_rng(2)
-        obs, z, a, b = (rng.standard_normal((3, n)).astype("f") for n in (OBS, 4, ACTION, 6))
-        obs2, a2 = np.pad(obs, ((0, 0), (0, 3))), np.pad(a, ((0, 0), (0, 2)))
-        close(encode(wide, obs2), encode(params, obs), 1e-6)
-        close(believe(wide, z, a2, b), believe(params, z, a, b), 1e-6)
-        close(value(wide, z, a2), value(params, z, a), 1e-6)
-        close(reward(wide, z, b, a2, b), reward(params, z, b, a, b), 1e-6)
-        close(policy(wide, z)[:, :ACTION], policy(params, z), 1e-6)
-        assert not np.any(policy(wide, z)[:, ACTION:])
+    config = replace(CONFIG, {"parity.reward_input": "all"})
+    params, _ = scrambled(config=config)
+    wide = model.pad(params, OBS + 3, ACTION + 2)
+    rng = np.random.default_rng(2)
+    obs, z, a, b = (rng.standard_normal((3, n)).astype("f") for n in (OBS, 4, ACTION, 6))
+    obs2, a2 = np.pad(obs, ((0, 0), (0, 3))), np.pad(a, ((0, 0), (0, 2)))
+
+    @jax.jit
+    def heads(p, obs, a):
+        return (
+            model.encode(p, obs),
+            model.believe(p, z, a, b),
+            model.value(p, z, a),
+            model.reward(p, z, b, a, b),
+            model.policy(p, z),
+        )
+
+    *others, mu = heads(params, obs, a)
+    *padded, wide_mu = heads(wide, obs2, a2)
+    for x, y in zip(padded, others, strict=True):
+        close(x, y, 1e-6)
+    close(wide_mu[:, :ACTION], mu, 1e-6)
+    assert not np.any(wide_mu[:, ACTION:])
+    plain, _ = scrambled()  # a reward head that reads the belief alone needs no padding
+    assert model.pad(plain, OBS, ACTION + 2)["reward"]["in"]["w"].shape == (6, 12)
 
 
 def test_action_noise_is_the_same_whatever_the_padding() -> None:

@@ -14,7 +14,10 @@ LAG = {2.5: (0, 0, 0.26, 0.40, 0.51, 0.59), 0.5: (0, 0, 0.08, 0.11, 0.15, 0.16)}
 
 def covariance(h: int, beta: float) -> np.ndarray:
     """Closed form: a sum of cosines weighted by the spectrum, over the squared normaliser."""
-    power = lambda k: (max(k, 1) / h) ** -beta
+
+    def power(k):
+        return (max(k, 1) / h) ** -beta
+
     variance_sum = 0.0  # of the normaliser, which leaves out the zero frequency
     lag = np.arange(h)
     cov = 2 * power(0) * np.ones(h)

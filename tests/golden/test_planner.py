@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from ace.config import Config, PlanConfig, replace
 from ace.noise import noise_maps
-from ace.planners import PlanInput, init_memory, plan, populations
-from ace.planners import icem
+from ace.planners import PlanInput, icem, init_memory, plan, populations
 
+# These programs run a few times only: compile them fast rather than well.
+quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 SMALL = replace(
     Config(),
     {
@@ -49,7 +50,7 @@ def compiled(score, train: bool):
 
         return *plan(config, spy, memory, x, train), seen
 
-    return jax.jit(run)
+    return quick(run)
 
 
 def watch(config: Config, score, memory, x: PlanInput, train: bool = False):
@@ -78,7 +79,10 @@ def given_input(config: Config, size: int = 2, seed: int = 0, **changes: Any) ->
 def random_memory(config: Config, size: int = 2, seed: int = 3):
     rng = np.random.default_rng(seed)
     memory = init_memory(config, size)
-    fill = lambda x: jnp.asarray(rng.uniform(-1, 1, x.shape), jnp.float32)
+
+    def fill(x):
+        return jnp.asarray(rng.uniform(-1, 1, x.shape), jnp.float32)
+
     return memory._replace(mean=fill(memory.mean), elites=fill(memory.elites))
 
 
@@ -204,9 +208,11 @@ def test_only_the_present_share_of_proposals_may_be_elite(fraction: float, taken
 
 
 def test_memory_is_ignored_when_an_episode_begins() -> None:
-    run = lambda memory, first: watch(
-        SMALL, quadratic, memory, given_input(SMALL, first=jnp.bool_(first)), train=True
-    )[:2]
+    def run(memory, first):
+        return watch(
+            SMALL, quadratic, memory, given_input(SMALL, first=jnp.bool_(first)), train=True
+        )[:2]
+
     one, other = random_memory(SMALL, seed=1), random_memory(SMALL, seed=2)
     for a, b in zip(
         jax.tree.leaves(run(one, True)), jax.tree.leaves(run(other, True)), strict=True
@@ -250,13 +256,15 @@ def test_repeated_tail_of_shifted_elites() -> None:
 
 def test_finds_the_optimum_of_a_quadratic() -> None:
     config = replace(
-        SMALL, {"plan.iterations": 6, "plan.population": 200, "plan.temperature": 20.0}
+        SMALL,
+        {"plan.iterations": 5, "plan.population": 600, "plan.elites": 24, "plan.noise_beta": 0.0},
     )
-    action, after, _ = watch(config, quadratic, init_memory(config, 2), given_input(config))
-    np.testing.assert_allclose(action, GOAL[0], atol=0.1)
-    np.testing.assert_allclose(after.mean, GOAL, atol=0.15)
-    start = given_input(config).proposals
-    assert np.abs(start.mean(1) - GOAL).max() > 0.3  # the proposals did not know it
+    config = replace(config, {"plan.temperature": 20.0})
+    x = given_input(config, std_floor=jnp.float32(0.05))
+    action, after, seen = watch(config, quadratic, init_memory(config, 2), x)
+    np.testing.assert_allclose(action, GOAL[0], atol=0.12)
+    np.testing.assert_allclose(after.mean, GOAL, atol=0.12)
+    assert np.abs(seen[0][0] - GOAL[:, None]).max((0, 2)).min() > 0.2  # not found by luck
 
 
 # Scores that are no numbers
@@ -302,7 +310,9 @@ def test_plans_with_broken_scores_lose_against_poor_ones() -> None:
 
 
 def test_nothing_but_broken_scores_still_gives_a_usable_action() -> None:
-    broken = lambda actions, noise: jnp.full(actions.shape[1], jnp.nan)
+    def broken(actions, noise):
+        return jnp.full(actions.shape[1], jnp.nan)
+
     action, after, _ = watch(SMALL, broken, init_memory(SMALL, 2), given_input(SMALL), train=True)
     assert np.all(np.isfinite(action)) and np.all(np.abs(action) <= 1)
     assert all(np.all(np.isfinite(x)) for x in after)
@@ -339,7 +349,10 @@ def test_fit_by_hand_and_bounds_of_the_deviation() -> None:
 def test_choices_of_the_action() -> None:
     chosen = jnp.array([[[0.1], [0.2], [0.3]], [[9.0], [9.0], [9.0]]])
     weights, mean = jnp.array([0.5, 0.3, 0.2]), jnp.array([[0.7], [9.0]])
-    choose = lambda how, pick: icem.choose(how, jnp.float32(pick), chosen, weights, mean)[0]
+
+    def choose(how, pick):
+        return icem.choose(how, jnp.float32(pick), chosen, weights, mean)[0]
+
     assert choose("best", 0.99) == np.float32(0.1)
     assert choose("mean", 0.0) == np.float32(0.7)
     got = [float(choose("sample", p)) for p in (0.0, 0.49, 0.51, 0.79, 0.81, 0.999)]
@@ -373,7 +386,7 @@ def noisy_actions():
             return plan(c, quadratic, init_memory(c, 2), x, train=True)[0]
 
         keys = jax.random.split(jax.random.key(0), 400)
-        run = jax.jit(jax.vmap(one, in_axes=(0, None)))
+        run = quick(jax.vmap(one, in_axes=(0, None)))
         runs[clip] = np.asarray(run(keys, 1.0)), np.asarray(run(keys, 0.0))
     return runs
 
@@ -414,7 +427,9 @@ def test_first_iteration_floor() -> None:
 def test_padded_actions_stay_zero_and_change_nothing() -> None:
     memory = random_memory(SMALL)
     x = given_input(SMALL, first=jnp.bool_(False), key=jax.random.key(0))
-    wide = lambda a: jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, 2)])
+
+    def wide(a):
+        return jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, 2)])
 
     def score(actions, noise):
         return quadratic(actions[..., :2], noise) + 0.1 * noise[:, 0]
@@ -435,7 +450,10 @@ def test_padded_actions_stay_zero_and_change_nothing() -> None:
 
 def test_temperature_and_noise_exponent_change_the_plan() -> None:
     x, memory = given_input(SMALL), init_memory(SMALL, 2)
-    mean = lambda config, x: watch(config, quadratic, memory, x)[1].mean
+
+    def mean(config, x):
+        return watch(config, quadratic, memory, x)[1].mean
+
     base = mean(SMALL, x)
     assert np.abs(mean(replace(SMALL, {"plan.temperature": 5.0}), x) - base).max() > 1e-3
     white = given_input(replace(SMALL, {"plan.noise_beta": 0.0}))

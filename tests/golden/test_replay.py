@@ -1,5 +1,8 @@
 """Prioritised segment replay against brute force and against a plain list of episodes (3.1)."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (NumPy arrays are as good as JAX's here.)
+
 import functools
 
 import jax
@@ -67,7 +70,7 @@ def test_extreme_draws_stay_inside() -> None:
 
 
 class Journal:
-    """A replay fed with episodes whose every number tells where it came from, beside plain lists."""
+    """A replay whose every number tells where it came from, beside plain lists of episodes."""
 
     def __init__(self, capacity: int, horizon: int):
         self.capacity, self.horizon = capacity, horizon
@@ -108,7 +111,7 @@ class Journal:
 
     def stored_starts(self) -> set[tuple[int, int]]:
         slots = np.flatnonzero(np.asarray(self.store.tree.sums[0]))
-        return {tuple(int(v) for v in self.store.obs[s]) for s in slots}
+        return {(int(e), int(t)) for e, t in np.asarray(self.store.obs)[slots]}
 
 
 add = jax.jit(replay.add, static_argnums=2)

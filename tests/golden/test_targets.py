@@ -23,7 +23,9 @@ def segment(seed: int, steps: int = 6):
 
 
 def got(reward, value, continues, mask, discount, lam) -> np.ndarray:
-    one = lambda x: jnp.asarray(x, jnp.float32)[:, None]
+    def one(x):
+        return jnp.asarray(x, jnp.float32)[:, None]
+
     columns = (one(reward), one(value), one(continues), one(mask))
     return np.asarray(lambda_targets(*columns, discount, lam))[:, 0]
 
@@ -76,7 +78,10 @@ def test_short_segment_bootstraps_from_the_value_at_its_end(lam: float, length: 
 def test_similarity_error_is_the_squared_distance_of_unit_vectors() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((2, 5, 4))
-    unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+    def unit(x):
+        return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
     wanted = np.sum((unit(a) - unit(b)) ** 2, -1)
     error = similarity_error(jnp.asarray(7 * a), jnp.asarray(b))
     np.testing.assert_allclose(error, wanted, atol=1e-6)

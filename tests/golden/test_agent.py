@@ -1,0 +1,183 @@
+"""What the agent hands to the planner: scores, proposals and schedules (2.1, 2.3, 2.7)."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ace import learner, model
+from ace.agents import ace as agent
+from ace.config import Config, LearnConfig, NetConfig, PlanConfig, Ramp, flatten, replace
+from ace.noise import noise_maps
+from ace.types import Lane
+from tests.golden import reference as ref
+
+quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+H, OBS, A = 4, 4, 2
+CONFIG = Config(
+    seed_steps=10,
+    precision="f32",
+    net=NetConfig(latent=4, mlp=6, encoder=5, belief=3),
+    plan=PlanConfig(
+        horizon=H, iterations=2, population=40, elites=16, horizon_ramp=Ramp(2.0, 100.0)
+    ),
+    learn=LearnConfig(smoothing_std=0.0, discount=0.8),
+)
+
+
+@pytest.fixture(scope="module")
+def scene():
+    rng = np.random.default_rng(0)
+    params, stats = model.init(rng, CONFIG, OBS, A)
+    params = jax.tree.map(lambda x: x + 0.3 * rng.standard_normal(x.shape).astype("f"), params)
+    stats = jax.tree.map(lambda x: x + rng.uniform(0.1, 0.9, x.shape).astype("f"), stats)
+    return params, stats, ref.float64(params), ref.float64(stats)
+
+
+def step64(p, s, z, a, b):
+    """One step of the model in NumPy, with running statistics."""
+    b = ref.gru(p["cell"], np.concatenate([z, a], -1), b)
+    z, _, _ = ref.batch_norm_net(p["projector"], b, s["projector"]["mean"], s["projector"]["var"])
+    return z, b
+
+
+evaluate = quick(agent.evaluate_plans)
+
+
+@pytest.mark.parametrize("horizon", [1, 2, 4])
+def test_score_of_a_plan(scene, horizon: int) -> None:
+    params, stats, p64, s64 = scene
+    rng = np.random.default_rng(1)
+    start, actions = rng.standard_normal(4), rng.uniform(-1, 1, (H, 7, A))
+    got = evaluate(
+        CONFIG, params, stats, jnp.asarray(start, jnp.float32), jnp.zeros(3),
+        jnp.asarray(actions, jnp.float32), jnp.int32(horizon), jnp.ones((7, A)),
+    )  # fmt: skip
+    z, b = np.tile(start, (7, 1)), np.zeros((7, 3))
+    wanted = np.zeros(7)
+    for t in range(horizon):
+        z, b = step64(p64, s64, z, actions[t], b)
+        wanted += 0.8**t * ref.head(p64["reward"], b)[:, 0]
+    wanted += 0.8**horizon * ref.critics(p64["value"], z, ref.policy(p64["policy"], z)).min(0)
+    np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-4)
+
+
+def test_proposals_are_the_policy_in_the_model(scene) -> None:
+    params, stats, p64, s64 = scene
+    lane = Lane(jnp.uint32(0), CONFIG, jnp.ones(A, bool), jnp.asarray(noise_maps(H, 2.5)))
+    start = np.random.default_rng(2).standard_normal(4)
+    got = quick(agent.propose)(
+        lane, params, stats, jnp.asarray(start, jnp.float32), jnp.zeros(3), jax.random.key(0)
+    )
+    assert got.shape == (H, 20, A)
+    z, b = start[None], np.zeros((1, 3))
+    for t in range(H):
+        a = ref.policy(p64["policy"], z)
+        np.testing.assert_allclose(got[t], np.tile(a, (20, 1)), rtol=2e-4, atol=2e-4)
+        z, b = step64(p64, s64, z, a, b)
+
+
+@functools.cache
+def acting(train: bool):
+    return quick(functools.partial(agent.act, train=train))
+
+
+@functools.cache
+def fresh_learner():
+    return learner.init(CONFIG, 0, (OBS, A), (OBS, A))
+
+
+def act(scene, config=CONFIG, first=True, step=5, memory=None, train=True):
+    params, stats, *_ = scene
+    state = fresh_learner()._replace(params=params, stats=stats)
+    maps = jnp.asarray(noise_maps(H, config.plan.noise_beta))
+    lane = Lane(jnp.uint32(0), jax.tree.map(jnp.float32, config), jnp.ones(A, bool), maps)
+    memory = agent.init_memory(CONFIG, A) if memory is None else memory
+    obs, key = jnp.array([0.3, -0.5, 1.0, 0.2]), jax.random.key(4)
+    return acting(train)(lane, state, memory, obs, jnp.bool_(first), jnp.int32(step), key)
+
+
+def test_the_working_horizon_changes_only_when_an_episode_begins(scene) -> None:
+    _, memory = act(scene, first=True, step=99)
+    assert memory.horizon == 3
+    _, memory = act(scene, first=False, step=100, memory=memory)
+    assert memory.horizon == 3
+    _, memory = act(scene, first=True, step=101, memory=memory)
+    assert memory.horizon == 4
+
+
+PLAN_FLOATS = [
+    name
+    for name, value in flatten(CONFIG).items()
+    if isinstance(value, float)
+    and name.startswith(("plan.", "learn.discount", "learn.smoothing"))
+    and name not in ("plan.population_decay", "plan.elite_reuse", "plan.policy_fraction")
+]
+
+
+@pytest.mark.parametrize("name", PLAN_FLOATS)
+def test_every_number_of_the_planner_changes_the_plan(scene, name: str) -> None:
+    changes = {
+        "plan.policy_ramp": Ramp(0.4 if name.endswith("start") else 0.0, 100.0, after_seed=True),
+        "plan.std_ramp": Ramp(0.2, 100.0),
+        "learn.smoothing_std": 0.3,
+        "learn.smoothing_clip": 0.2,
+        "plan.temperature": 20.0,
+        "plan.max_std": 0.1 if name == "plan.max_std" else 2.0,
+    }
+    config = replace(CONFIG, changes)
+    factor = 0.0 if name == "plan.policy_ramp.start" else 0.5
+    other = replace(config, {name: factor * flatten(config)[name]})
+    if name.startswith("plan.policy_ramp"):  # let the proposals, poor as they are here, be good
+        negated = {
+            head: scene[0][head] | {"out": jax.tree.map(np.negative, scene[0][head]["out"])}
+            for head in ("reward", "value")
+        }
+        scene = (scene[0] | negated, *scene[1:])
+    # The full horizon: for three steps or fewer every exponent gives the same noise.
+    _, memory = act(scene, config, first=True, step=100)
+    first = name.startswith("plan.horizon_ramp")
+    a, b = (act(scene, c, first=first, step=60, memory=memory) for c in (config, other))
+    gap = [np.abs(x - y).max() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
+    assert max(gap) > 1e-5
+
+
+# Schedules of the defaults (2.7)
+
+
+def test_working_horizon_of_dmcontrol() -> None:
+    horizon = jax.vmap(functools.partial(agent._horizon, Config()))
+    steps = [0, 6249, 6250, 12499, 12500, 18749, 18750, 24999, 25000, 125_000]
+    np.testing.assert_array_equal(horizon(jnp.array(steps)), [2, 2, 3, 3, 4, 4, 5, 5, 6, 6])
+    long = functools.partial(agent._horizon, replace(Config(), {"plan.horizon": 7}))
+    np.testing.assert_array_equal(
+        jax.vmap(long)(jnp.arange(0, 30_001, 5_000)), [2, 3, 4, 5, 6, 7, 7]
+    )
+
+
+def values(ramp, final, steps):
+    def at(s):
+        return learner.ramp(ramp, final, s, 5_000)
+
+    return np.asarray(jax.vmap(at)(jnp.array(steps)))
+
+
+def test_deviation_floor_falls_from_step_zero() -> None:
+    plan = Config().plan
+    got = values(plan.std_ramp, plan.min_std, [0, 5_000, 12_500, 25_000, 99_999])
+    np.testing.assert_allclose(got, [0.5, 0.41, 0.275, 0.05, 0.05], rtol=1e-5)
+
+
+def test_novelty_weight_waits_for_the_seed_phase() -> None:
+    learn = Config().learn
+    steps = [0, 4_999, 5_000, 7_500, 10_000, 50_000]
+    got = values(learn.novelty_ramp, learn.novelty_weight, steps)
+    np.testing.assert_allclose(got, [0, 0, 0, 0.125, 0.25, 0.25], atol=1e-7)
+
+
+def test_policy_share_jumps_when_the_seed_phase_ends() -> None:
+    plan = Config().plan
+    got = values(plan.policy_ramp, plan.policy_fraction, [0, 5_000, 5_001, 9_999])
+    np.testing.assert_allclose(got, [0.05, 0.05, 0.5, 0.5], rtol=1e-5)

@@ -1,0 +1,478 @@
+"""One update against a NumPy version of Algorithm 2: losses, targets, gradients by finite
+differences, clipping, Adam, target networks, statistics (3.1 to 3.9, 4.2)."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (NumPy arrays are as good as JAX's here.)
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ace import learner
+from ace.config import Config, LearnConfig, NetConfig, PlanConfig, flatten, replace
+from ace.noise import noise_maps
+from ace.types import Batch, Lane, LearnerState, Moments
+from tests.golden import reference as ref
+
+H, B, OBS, A = 2, 3, 3, 2
+STEP = 30  # half way up the novelty ramp: weight 0.2
+CONFIG = Config(
+    seed_steps=10,
+    precision="f32",
+    net=NetConfig(latent=4, mlp=5, encoder=5, belief=3),
+    plan=PlanConfig(horizon=H, population=8, elites=2, iterations=1),
+    learn=LearnConfig(
+        batch=B,
+        smoothing_std=0.0,  # no policy noise: the update is a function of the batch alone
+        td_lambda=0.3,
+        discount=0.9,
+        novelty_weight=0.4,
+        grad_clip=0.05,
+        learning_rate=2e-3,
+        policy_learning_rate=3e-3,
+    ),
+)
+CONFIG = replace(CONFIG, {"learn.novelty_ramp.duration": 40.0})
+# These programs run a few times only: compile them fast rather than well.
+quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+update = quick(learner.update)
+
+
+def lane_of(config: Config) -> Lane:
+    return Lane(
+        seed=jnp.uint32(0),
+        config=jax.tree.map(jnp.float32, config),
+        action_mask=jnp.ones(A, bool),
+        noise_map=jnp.asarray(noise_maps(H, 2.5)),
+    )
+
+
+@functools.cache
+def start(config: Config = CONFIG) -> LearnerState:
+    """A learner in which nothing is zero or equal to its target."""
+    state = learner.init(config, 0, (OBS, A), (OBS, A))
+    rng = np.random.default_rng(0)
+
+    def shake(x):
+        return jnp.asarray(x + 0.2 * rng.standard_normal(x.shape), jnp.float32)
+
+    state = state._replace(
+        params=jax.tree.map(shake, state.params),
+        target=jax.tree.map(shake, state.target),
+        stats=jax.tree.map(lambda x: jnp.abs(shake(x)), state.stats),
+        moments=Moments(jnp.float32(0.5), jnp.float32(0.3), jnp.float32(2.0)),
+    )
+    return state
+
+
+def batch_of(short: bool = False) -> Batch:
+    """Three segments; one ends in a termination, and with `short` one is a step too short."""
+    rng = np.random.default_rng(1)
+
+    def draw(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    obs, action, reward = draw(H + 1, B, OBS), draw(H, B, A).clip(-1, 1), draw(H, B)
+    mask, continues = np.ones((H, B), np.float32), np.ones((H, B), np.float32)
+    continues[1, 2] = 0
+    if short:
+        mask[1, 0], reward[1, 0], action[1, 0], obs[2, 0] = 0, 0, 0, obs[1, 0]
+    weight = np.array([1.0, 0.3, 0.7], np.float32)
+    return Batch(obs, action, reward, continues, mask, weight, np.arange(B))
+
+
+class Oracle:
+    """The update in NumPy, without policy noise."""
+
+    def __init__(self, state: LearnerState, batch: Batch):
+        self.params, self.target = ref.float64(state.params), ref.float64(state.target)
+        self.batch = {k: np.asarray(v, np.float64) for k, v in batch._asdict().items()}
+        self.moments = [float(x) for x in state.moments]
+        self.stats = ref.float64(state.stats)
+        self.c = {"rho": 0.5, "loss_clip": 1e4}
+        self.targets()
+
+    def targets(self):
+        """Novelty, joint reward, lambda targets."""
+        p, obs, mask = self.params, self.batch["obs"], self.batch["mask"]
+        online = ref.encoder(p["encoder"], obs)
+        self.target_z = ref.encoder(self.target["encoder"], obs[1:])
+        error = np.zeros((H, B))
+        self.novelty_stats = {"projector": [], "predictor": []}
+        for t in range(H):  # one step from the real latent and a zero belief, batch by batch
+            x = np.concatenate([online[t], self.batch["action"][t]], -1)
+            belief = ref.gru(p["cell"], x, np.zeros((B, 3)))
+            z, mean, var = ref.batch_norm_net(p["projector"], belief)
+            self.novelty_stats["projector"].append((mean, var))
+            prediction, mean, var = ref.batch_norm_net(p["predictor"], z)
+            self.novelty_stats["predictor"].append((mean, var))
+            error[t] = ref.cosine_distance(prediction, self.target_z[t])
+        seen = error[mask > 0]
+        mean, var, count = self.moments
+        groups = [(count, mean, var), (1.0, seen.mean(), seen.var(ddof=1))]
+        self.new_moments = ref.pooled_moments(groups)
+        mean, var, _ = self.new_moments
+        excess = np.maximum((error - mean) / np.sqrt(var), 0) * mask
+        self.novelty = (excess / excess.max()) ** 0.6
+        joint = self.batch["reward"] + 0.2 * self.novelty
+        value = ref.critics(self.target["value"], online[1:], ref.policy(p["policy"], online[1:]))
+        value = value.min(0)
+        self.y = np.zeros((H, B))
+        for i in range(B):
+            n = int(mask[:, i].sum())
+            columns = (joint[:n, i], value[:n, i], self.batch["continues"][:n, i])
+            self.y[:n, i] = ref.lambda_return(*columns, 0.9, 0.3)
+
+    def losses(self, params=None):
+        params = self.params if params is None else params
+        return ref.model_loss(params, self.batch, self.target_z, self.y, self.c)
+
+    def model_gradient(self):
+        """Of the loss over H, by finite differences."""
+        model = {k: v for k, v in self.params.items() if k != "policy"}
+        grads = ref.leaves(ref.gradient(lambda p: self.losses(p)["loss"], model))
+        return {k: g / H for k, g in grads.items()}
+
+    def policy_gradient(self, new_value, z):
+        mask = np.concatenate([np.ones((1, B)), self.batch["mask"]])
+
+        def loss(p):
+            total = 0.0
+            for t in range(H + 1):
+                q = ref.critics(new_value, z[t], ref.policy(p, z[t])).min(0)
+                total -= np.mean(q * mask[t])
+            return total
+
+        return loss(self.params["policy"]), ref.leaves(ref.gradient(loss, self.params["policy"]))
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["full", "short"])
+def first(request):
+    """The first update and its oracle."""
+    state, batch = start(), batch_of(request.param)
+    new, priority, metrics = update(lane_of(CONFIG), state, batch, STEP)
+    return state, batch, new, np.asarray(priority), metrics, Oracle(state, batch)
+
+
+def close(got, wanted, tolerance=1e-4):
+    np.testing.assert_allclose(np.asarray(got), wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_losses_priorities_and_targets(first) -> None:
+    _, batch, new, priority, metrics, oracle = first
+    wanted = oracle.losses()
+    for name in ("similarity", "reward", "value"):
+        close(metrics[f"{name}_loss"], wanted[name])
+    close(priority, wanted["priority"])
+    assert priority.shape == (B,)
+    close(metrics["novelty"], np.sum(oracle.novelty) / batch.mask.sum())
+    close(metrics["novelty_weight"], 0.2)
+    close(new.moments, oracle.new_moments)
+    assert oracle.novelty.max() == 1 and np.any(oracle.novelty == 0)
+
+
+def test_scalar_loss_weighs_each_segment(first) -> None:
+    state, batch, _, _, _, oracle = first
+    loss, aux = model_loss(split(state)[0], CONFIG, batch, oracle.target_z, oracle.y)
+    close(loss, oracle.losses()["loss"])
+    close(np.asarray(aux["z"]), np.stack(oracle.losses()["z"]))
+
+
+def adam_state(state: LearnerState, which: int):
+    moments = next(s for s in state.opt[which] if hasattr(s, "mu"))
+    return (ref.leaves(moments.mu), ref.leaves(moments.nu))
+
+
+def split(state: LearnerState):
+    return learner.split(state.params)
+
+
+def check_step(
+    before: LearnerState, after: LearnerState, which: int, grads, rate, count, prefix=""
+):
+    """New moments and parameters from the oracle's gradients, clipped together."""
+    clipped, norm = ref.clip_by_norm(grads, 0.05)
+    assert norm > 0.05  # the clip is at work
+    old_m, old_v = adam_state(before, which)
+    new_m, new_v = adam_state(after, which)
+    old, new = ref.leaves(before.params), ref.leaves(after.params)
+    checked = 0
+    for name, g in clipped.items():
+        full = prefix + name
+        m, v = (np.asarray(x[full], np.float64) for x in (old_m, old_v))
+        change, m, v = ref.adam(g, m, v, count, rate)
+        np.testing.assert_allclose(new_m[full], m, rtol=2e-3, atol=3e-6, err_msg=full)
+        np.testing.assert_allclose(new_v[full], v, rtol=5e-3, atol=1e-8, err_msg=full)
+        sure = np.abs(g) > 1e-4  # Adam's first steps blow up the rounding of tiny gradients
+        moved = np.asarray(new[full], np.float64) - np.asarray(old[full], np.float64)
+        np.testing.assert_allclose(moved[sure], change[sure], rtol=3e-2, atol=1e-6, err_msg=full)
+        checked += sure.sum()
+    assert checked > 30
+    return norm
+
+
+def test_model_step(first) -> None:
+    state, _, new, _, metrics, oracle = first
+    norm = check_step(state, new, 0, oracle.model_gradient(), rate=2e-3, count=1)
+    close(metrics["grad_norm"], norm, 1e-3)
+
+
+def test_policy_step_uses_the_new_critics_and_the_old_latents(first) -> None:
+    state, _, new, _, metrics, oracle = first
+    z = oracle.losses()["z"]
+    loss, grads = oracle.policy_gradient(ref.float64(new.params["value"]), z)
+    close(metrics["policy_loss"], loss)
+    norm = check_step(state, new, 1, grads, rate=3e-3, count=1, prefix="policy.")
+    close(metrics["policy_grad_norm"], norm, 1e-3)
+
+
+def test_running_statistics_follow_the_rollout(first) -> None:
+    _, _, new, _, _, oracle = first
+    _, _, passes = ref.rollout(oracle.params, oracle.batch)
+    mean, var = oracle.stats["projector"]["mean"], oracle.stats["projector"]["var"]
+    for batch_mean, batch_var in passes:  # the biased variance of B rows made unbiased
+        mean = 0.9 * mean + 0.1 * batch_mean
+        var = 0.9 * var + 0.1 * batch_var * B / (B - 1)
+    close(new.stats["projector"]["mean"], mean)
+    close(new.stats["projector"]["var"], var)
+    rows = np.concatenate(ref.rollout(oracle.params, oracle.batch)[0][1:])  # one pass of H B rows
+    _, batch_mean, batch_var = ref.batch_norm_net(oracle.params["predictor"], rows)
+    old = oracle.stats["predictor"]
+    close(new.stats["predictor"]["mean"], 0.9 * old["mean"] + 0.1 * batch_mean)
+    close(new.stats["predictor"]["var"], 0.9 * old["var"] + 0.1 * batch_var * 6 / 5)
+
+
+def test_target_network_moves_every_second_update() -> None:
+    state, lane, batch = start(), lane_of(CONFIG), batch_of()
+    for count in range(4):
+        new = update(lane, state, batch, STEP)[0]
+        assert new.update_step == count + 1
+        keep = 0.99 if count % 2 == 0 else 1.0
+        assert set(new.target) == {"encoder", "value"}
+        for name, old in ref.leaves(state.target).items():
+            online = ref.leaves(new.params)[name]
+            wanted = keep * ref.float64(old) + (1 - keep) * ref.float64(online)
+            np.testing.assert_allclose(ref.leaves(new.target)[name], wanted, atol=1e-6)
+        state = new
+
+
+def test_second_step_of_adam(first) -> None:
+    """Bias correction counts on, and the moments are carried."""
+    if np.asarray(first[1].mask).min() == 0:
+        pytest.skip("once is enough")
+    _, batch, state, *_ = first
+    new = update(lane_of(CONFIG), state, batch, STEP)[0]
+    check_step(state, new, 0, Oracle(state, batch).model_gradient(), rate=2e-3, count=2)
+
+
+@pytest.mark.parametrize("where", ["reward", "obs", "action"])
+def test_a_gradient_that_is_no_number_changes_nothing(where: str) -> None:
+    state, batch = start(), batch_of()
+    broken = getattr(batch, where).copy()
+    broken[(0,) * broken.ndim] = np.nan
+    new, _, _ = update(lane_of(CONFIG), state, batch._replace(**{where: broken}), STEP)
+    assert new.skipped == state.skipped + 1 and new.update_step == state.update_step + 1
+
+    def same(s):
+        return s._replace(skipped=0, update_step=0)
+
+    for a, b in zip(jax.tree.leaves(same(new)), jax.tree.leaves(same(state)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    good, _, _ = update(lane_of(CONFIG), new, batch, STEP)
+    assert good.skipped == new.skipped and good.update_step == 2
+
+
+def test_a_good_update_is_not_counted_as_skipped(first) -> None:
+    assert first[2].skipped == 0
+
+
+model_loss = quick(
+    lambda params, config, batch, z, y: learner.model_loss(params, config, batch, z, y)
+)
+model_gradient = quick(
+    lambda params, config, batch, z, y: jax.grad(learner.model_loss, has_aux=True)(
+        params, config, batch, z, y
+    )[0]
+)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Model parameters, batch, target latents and targets."""
+    state, batch = start(), batch_of()
+    oracle = Oracle(state, batch)
+    return split(state)[0], batch, oracle.target_z.astype("f"), oracle.y.astype("f"), oracle
+
+
+def gap(a, b) -> float:
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return max(float(np.abs(np.asarray(x) - np.asarray(y)).max()) for x, y in pairs)
+
+
+def test_a_segment_of_weight_zero_has_no_influence(plain) -> None:
+    params, batch, z, y, _ = plain
+    reward, other = batch.reward.copy(), y.copy()
+    reward[:, 1] += 3.0
+    other[:, 1] -= 2.0
+    changed = batch._replace(reward=reward)
+    for weight, matters in ((0.0, False), (1.0, True)):
+        w = np.array([1.0, weight, 1.0], np.float32)
+        a = model_gradient(params, CONFIG, batch._replace(weight=w), z, y)
+        b = model_gradient(params, CONFIG, changed._replace(weight=w), z, other)
+        assert (gap(a, b) > 1e-3) == matters
+
+
+def test_a_clipped_loss_has_no_gradient(plain) -> None:
+    params, batch, z, y, _ = plain
+    tight = replace(CONFIG, {"learn.loss_clip": 1e-4})
+    grads = model_gradient(params, tight, batch, z, y)
+    assert gap(grads, jax.tree.map(jnp.zeros_like, grads)) == 0
+    loss, aux = model_loss(params, tight, batch, z, y)
+    close(loss, 1e-4 * (1.0 + 0.5 + 0.1) * batch.weight.mean(), 1e-9)
+    close(aux["priority"], np.full(B, 1e-4), 1e-9)
+
+
+def test_only_the_clipped_segment_loses_its_gradient(plain) -> None:
+    params, batch, z, y, _ = plain
+    far = y.copy()
+    far[:, 1] = 500.0  # squared errors of 250000 a step
+
+    def weights(w):
+        return batch._replace(weight=np.array([1.0, w, 1.0], np.float32))
+
+    heads = [model_gradient(params, CONFIG, weights(w), z, far)["value"] for w in (1.0, 0.0)]
+    assert gap(*heads) < 1e-6
+
+
+def test_time_decay_weighs_the_value_only(plain) -> None:
+    params, batch, z, y, _ = plain
+    value = {}
+    for rho in (0.0, 1.0):
+        _, aux = model_loss(params, replace(CONFIG, {"learn.time_decay": rho}), batch, z, y)
+        value[rho] = {n: float(aux[n]) for n in ("similarity_loss", "reward_loss", "value_loss")}
+    assert value[0.0]["similarity_loss"] == value[1.0]["similarity_loss"]
+    assert value[0.0]["reward_loss"] == value[1.0]["reward_loss"]
+    assert value[0.0]["value_loss"] < value[1.0]["value_loss"] - 0.1
+
+
+@pytest.mark.parametrize("mode", ["batch_mean", "none"])
+def test_importance_options(plain, mode: str) -> None:
+    params, batch, z, y, oracle = plain
+    loss, _ = model_loss(params, replace(CONFIG, {"parity.importance": mode}), batch, z, y)
+    mean = batch.weight.mean() if mode == "batch_mean" else 1.0
+    totals = []
+    for i in range(B):
+        oracle.batch["weight"] = np.eye(B)[i] * B
+        totals.append(oracle.losses()["loss"])
+    oracle.batch["weight"] = np.asarray(batch.weight, np.float64)
+    close(loss, mean * np.mean(totals))
+
+
+def test_literal_time_decay_option(plain) -> None:
+    params, batch, z, y, oracle = plain
+    literal = replace(CONFIG, {"parity.model_time_decay": True, "learn.time_decay": 0.0})
+    _, aux = model_loss(params, literal, batch, z, y)
+    first = oracle.losses()
+    b = ref.rollout(oracle.params, oracle.batch)[1]
+    error = (ref.head(oracle.params["reward"], b[0])[:, 0] - batch.reward[0]) ** 2
+    close(aux["reward_loss"], error.mean())  # only the first step is left
+    assert aux["similarity_loss"] < first["similarity"]
+
+
+def test_initial_learner() -> None:
+    state = learner.init(CONFIG, 7, (OBS, A), (OBS, A))
+    for name in ("encoder", "value"):
+        assert gap(state.target[name], state.params[name]) == 0
+    assert [float(x) for x in state.moments] == pytest.approx([0.0, 1.0, 1e-4])
+    other = learner.init(CONFIG, 8, (OBS, A), (OBS, A))
+    assert gap(state.params["encoder"], other.params["encoder"]) > 0.1
+
+
+LEARN_FLOATS = [
+    name
+    for name, value in flatten(CONFIG).items()
+    if name.startswith("learn.") and isinstance(value, float) and name != "learn.novelty_ema"
+]
+
+
+@pytest.fixture(scope="module")
+def busy():
+    """A situation in which every number of the learner matters, and its update."""
+    changes = {
+        "learn.smoothing_std": 0.3,
+        "learn.smoothing_clip": 0.2,
+        "learn.weight_decay": 0.01,
+        "learn.loss_clip": 20.0,
+        "learn.novelty_ramp.start": 0.1,
+    }
+    config, batch = replace(CONFIG, changes), batch_of()
+    batch.reward[:, 0] += 9.0  # more than the clip allows
+    state = update(lane_of(config), start(), batch_of(), STEP)[0]
+    return config, state, batch, update(lane_of(config), state, batch, STEP)
+
+
+@pytest.mark.parametrize("name", LEARN_FLOATS)
+def test_every_number_of_the_learner_changes_the_update(busy, name: str) -> None:
+    config, state, batch, base = busy
+    if name == "learn.target_momentum":  # acts on even updates
+        state = state._replace(update_step=jnp.int32(2))
+        base = update(lane_of(config), state, batch, STEP)
+    other = replace(config, {name: 0.8 * flatten(config)[name]})
+    changed = update(lane_of(other), state, batch, STEP)
+    assert gap(changed, base) > 1e-7
+    assert changed[0].skipped == 0
+
+
+def test_behaviour_cloning_term() -> None:
+    """D24: H times (minus the mean of the critics plus the weighted distance to stored actions)."""
+    config = replace(CONFIG, {"parity.bc_weight": 0.1})
+    state, batch = start(), batch_of()
+    p = ref.float64(state.params)
+    online = ref.encoder(p["encoder"], ref.float64(batch.obs))
+    z, eps = online[:, ::-1], np.zeros((2, H + 1, B, A), np.float32)
+    new_model, policy_params = split(state)
+    args = (new_model, z.astype("f"), online.astype("f"), batch, eps)
+    loss, _ = quick(learner.policy_loss_of)(policy_params, lane_of(config), *args)
+    square = (ref.policy(p["policy"], online[:-1]) - batch.action) ** 2
+    q = ref.critics(p["value"], z, ref.policy(p["policy"], z)).min(0)
+    close(loss, H * (-q.mean() + 0.1 * square.mean()))
+
+
+def test_weight_decay_is_decoupled_and_spares_biases_and_norms() -> None:
+    states = []
+    for decay in (0.0, 0.5):
+        config = replace(CONFIG, {"learn.weight_decay": decay})
+        states.append(update(lane_of(config), start(), batch_of(), STEP)[0])
+    plain, decayed = (ref.leaves(ref.float64(s.params)) for s in states)
+    for name, old in ref.leaves(ref.float64(start().params)).items():
+        if name.startswith("policy."):
+            continue  # its gradient sees the critics, which have decayed already
+        matrix = name.rsplit(".", 1)[-1] in ("w", "wi", "wh")
+        wanted = -2e-3 * 0.5 * old if matrix else np.zeros_like(old)
+        np.testing.assert_allclose(decayed[name] - plain[name], wanted, atol=1e-6, err_msg=name)
+
+
+def test_statistics_of_both_passes_are_folded_in_order() -> None:
+    """B25: the novelty pass comes first, its predictor in batches of B rows."""
+    rng = np.random.default_rng(0)
+
+    def draw(steps):
+        return {
+            "mean": jnp.asarray(rng.standard_normal((steps, 5)), jnp.float32),
+            "var": jnp.asarray(rng.uniform(0.5, 2, (steps, 5)), jnp.float32),
+        }
+
+    novelty = {"projector": draw(H), "predictor": draw(H)}
+    rollout = {"projector": draw(H), "predictor": draw(1)}
+    old = {k: {"mean": jnp.zeros(5), "var": jnp.ones(5)} for k in rollout}
+    new = learner.fold_stats(old, novelty, rollout, B)
+    for name, rows in (("projector", (B, B)), ("predictor", (B, H * B))):
+        mean, var = np.zeros(5), np.ones(5)
+        for passed, n in zip((novelty[name], rollout[name]), rows, strict=True):
+            for m, v in zip(np.asarray(passed["mean"]), np.asarray(passed["var"]), strict=True):
+                mean, var = 0.9 * mean + 0.1 * m, 0.9 * var + 0.1 * v * n / (n - 1)
+        close(new[name]["mean"], mean, 1e-6)
+        close(new[name]["var"], var, 1e-6)

@@ -1,0 +1,21 @@
+"""Small runs for tests, through the same path as the command."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from ace import cli
+from ace.train import train
+
+
+def small_run(folder: Path, *argv: str, preset: str = "debug"):
+    """The final state of `ace train ARGV --preset debug` and its run."""
+    run = cli.plan_run([*argv, "--preset", preset, "--quiet", "--run", str(folder)])
+    return train(run), run
+
+
+def leaves(tree) -> dict[str, np.ndarray]:
+    """Every leaf by name, as NumPy (random keys as their data)."""
+    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in flat}

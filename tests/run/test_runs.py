@@ -1,0 +1,119 @@
+"""Whole runs, small: equal runs are equal bit for bit, lanes do not feel their neighbours, padding
+changes nothing, seeds differ everywhere."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from ace import cli
+from ace.envs import EnvError
+from ace.lanes import Program
+from ace.train import train
+from tests.run.helpers import leaves, small_run
+
+TASK = "probe/long"  # episodes of 1 to 12 steps, terminated and truncated
+
+
+@pytest.fixture(scope="module")
+def two_seeds(tmp_path_factory):
+    """One run of two lanes that several tests look at."""
+    folder = tmp_path_factory.mktemp("two") / "run"
+    state, run = small_run(folder, TASK, "--seeds", "0", "1")
+    return state, run, folder
+
+
+def test_the_same_run_twice_is_equal_bit_for_bit(two_seeds, tmp_path):
+    state, _, folder = two_seeds
+    again, _ = small_run(tmp_path / "again", TASK, "--seeds", "0", "1")
+    one, other = leaves(state), leaves(again)
+    assert one.keys() == other.keys()
+    for name, leaf in one.items():
+        np.testing.assert_array_equal(leaf, other[name], err_msg=name)
+    for file in ("train.csv", "eval.csv"):
+        rows = [list(csv.DictReader(open(f / file))) for f in (folder, tmp_path / "again")]
+        for a, b in zip(*rows, strict=True):
+            assert {**a, "wall_time": ""} == {**b, "wall_time": ""}
+
+
+def test_lanes_together_equal_lanes_alone(two_seeds, tmp_path):
+    together = leaves(two_seeds[0])
+    for lane, seed in enumerate(("0", "1")):
+        alone = leaves(small_run(tmp_path / seed, TASK, "--seeds", seed)[0])
+        for name, leaf in alone.items():
+            np.testing.assert_allclose(
+                together[name][lane], leaf[0], rtol=2e-2, atol=2e-3, err_msg=name
+            )
+
+
+def test_two_seeds_differ_in_every_learned_leaf(two_seeds):
+    state, _, _ = two_seeds
+    same = [
+        name
+        for name, leaf in leaves(state).items()
+        if leaf.ndim > 1 and np.issubdtype(leaf.dtype, np.floating) and np.array_equal(*leaf)
+    ]
+    assert same == []
+
+
+def test_every_update_was_made_and_none_skipped(two_seeds):
+    state, run, _ = two_seeds
+    steps = run.setups[0].config.env_steps
+    assert np.all(np.asarray(state.learner.update_step) == steps - 1)  # one owed at the end
+    assert np.all(np.asarray(state.learner.skipped) == 0)
+
+
+def test_each_function_is_traced_once(tmp_path, monkeypatch):
+    programs = []
+    start = Program.__init__
+    monkeypatch.setattr(
+        Program, "__init__", lambda self, *a, **k: (start(self, *a, **k), programs.append(self))[0]
+    )
+    small_run(tmp_path / "run", TASK)
+    (program,) = programs
+    assert set(program.traces) >= {"act", "add", "update", "act_eval", "act_policy", "act_seed"}
+    assert set(program.traces.values()) == {1}
+
+
+def test_a_padded_lane_learns_what_the_unpadded_one_does(tmp_path):
+    state, run = small_run(tmp_path / "alone", "probe/point")
+    together, other = small_run(tmp_path / "padded", "probe/point", TASK)
+    assert run.setups[0].sizes == (2, 1)
+    assert other.setups[1].sizes[1] > 1  # so that the first lane is padded
+    for name in ("encoder", "policy"):
+        alone, padded = (leaves(s.learner.params[name]) for s in (state, together))
+        for leaf, x in alone.items():
+            cut = tuple(slice(n) for n in x[0].shape)
+            np.testing.assert_allclose(padded[leaf][0][cut], x[0], rtol=2e-2, atol=2e-3)
+            rest = padded[leaf][0].copy()
+            rest[cut] = 0
+            assert not rest.any()  # padding never learns
+
+
+def test_lanes_may_vary_a_setting(tmp_path):
+    state, run = small_run(tmp_path / "run", TASK, "--vary", "learn.td-lambda=0,0.8")
+    assert run.labels == ["learn.td_lambda=0", "learn.td_lambda=0.8"]
+    differs = [n for n, x in leaves(state.learner.params).items() if not np.array_equal(*x)]
+    assert any("value" in n for n in differs)
+
+
+@pytest.mark.parametrize("mode", ["step", "block"])
+def test_both_update_modes_make_the_updates_they_owe(mode, tmp_path):
+    state, run = small_run(tmp_path / mode, TASK, "--learn.update-mode", mode)
+    made, steps = int(state.learner.update_step[0]), run.setups[0].config.env_steps
+    assert steps - 13 <= made <= steps  # a block may still be owed for the running episode
+
+
+def test_workers_change_nothing(two_seeds, tmp_path):
+    state, _ = small_run(tmp_path / "run", TASK, "--seeds", "0", "1", "--workers", "2")
+    one, other = leaves(two_seeds[0]), leaves(state)
+    for name, leaf in one.items():
+        np.testing.assert_array_equal(leaf, other[name], err_msg=name)
+
+
+def test_a_crashing_environment_names_lane_and_step(tmp_path):
+    run = cli.plan_run(
+        ["tests.envs.bad_envs:NanObs", "--preset", "debug", "--quiet", "--run", str(tmp_path)]
+    )
+    with pytest.raises(EnvError, match=r"(?s)lane 0.*step 3.*non-finite"):
+        train(run)

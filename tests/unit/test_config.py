@@ -1,0 +1,161 @@
+"""Settings: validation names the field, dotted changes and dictionaries go there and back."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+
+from ace.config import Config, ConfigError, Ramp, flatten, from_dict, replace, validate
+
+BAD = [
+    ("env_steps", 0),
+    ("env_steps", -5),
+    ("action_repeat", 0),
+    ("seed_steps", 0),
+    ("seed_steps", 5),  # shorter than the horizon
+    ("seed_steps", 600_000),  # longer than the run
+    ("eval_every", 0),
+    ("eval_episodes", 0),
+    ("workers", -2),
+    ("net.latent", 0),
+    ("net.mlp", -1),
+    ("net.encoder", 0),
+    ("net.belief", 0),
+    ("plan.horizon", 0),
+    ("plan.horizon", 1),
+    ("plan.iterations", 0),
+    ("plan.population", 0),
+    ("plan.population", 31),  # fewer than the elites
+    ("plan.elites", 0),
+    ("plan.population_decay", 0.9),
+    ("plan.elite_reuse", 1.5),
+    ("plan.policy_fraction", 1.1),
+    ("plan.horizon_ramp.start", 0.0),
+    ("plan.horizon_ramp.start", 7.0),
+    ("plan.horizon_ramp.duration", -1.0),
+    ("plan.std_ramp.duration", float("nan")),
+    ("plan.temperature", -0.5),
+    ("plan.temperature", float("inf")),
+    ("plan.momentum", 1.01),
+    ("plan.noise_beta", -1.0),
+    ("plan.init_std", -0.1),
+    ("plan.min_std", 3.0),  # above the largest
+    ("plan.max_std", 0.01),  # below the smallest
+    ("plan.act_noise", -1.0),
+    ("learn.batch", 0),
+    ("learn.learning_rate", -1e-3),
+    ("learn.learning_rate", float("nan")),
+    ("learn.discount", 1.2),
+    ("learn.td_lambda", -0.1),
+    ("learn.td_lambda", 1.1),
+    ("learn.time_decay", 2.0),
+    ("learn.beta1", 1.5),
+    ("learn.beta2", -0.5),
+    ("learn.grad_clip", -1.0),
+    ("learn.loss_clip", -1.0),
+    ("learn.value_weight", -0.1),
+    ("learn.smoothing_std", -0.1),
+    ("learn.target_momentum", 1.1),
+    ("learn.target_period", 0),
+    ("learn.updates_per_step", 0),
+    ("learn.novelty_weight", -0.1),
+    ("learn.novelty_power", -0.6),
+    ("learn.novelty_ema", 1.1),
+    ("learn.novelty_ramp.start", -1.0),
+    ("replay.capacity", 10),
+    ("replay.capacity", -10),
+    ("replay.priority_power", 1.1),
+    ("replay.importance_power", -0.1),
+    ("replay.priority_floor", -1e-6),
+    ("parity.policy_delay", 0),
+    ("parity.bc_weight", -0.1),
+]
+
+
+def test_defaults_are_valid() -> None:
+    validate(Config())
+
+
+@pytest.mark.parametrize("name, value", BAD)
+def test_a_bad_value_is_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
+        validate(replace(Config(), {name: value}))
+
+
+def test_whole_numbers_in_place_of_floats_are_checked_too() -> None:
+    with pytest.raises(ConfigError, match=r"learn\.learning_rate"):
+        validate(replace(Config(), {"learn.learning_rate": -1}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"plan.population": 32},
+        {"plan.momentum": 1.0, "learn.td_lambda": 0.0, "learn.discount": 1.0},
+        {"replay.capacity": 24},
+        {"workers": 0},
+        {"seed_steps": 6, "env_steps": 24, "action_repeat": 4},
+        {"plan.horizon": 2},
+    ],
+)
+def test_values_at_the_edge_are_allowed(changes: dict) -> None:
+    validate(replace(Config(), changes))
+
+
+def test_replace_changes_only_what_it_names() -> None:
+    base = Config()
+    changed = replace(base, {"plan.horizon_ramp.duration": 7.0, "seed_steps": 9})
+    a, b = flatten(base), flatten(changed)
+    assert {k: b[k] for k in a if a[k] != b[k]} == {
+        "plan.horizon_ramp.duration": 7.0,
+        "seed_steps": 9,
+    }
+    assert flatten(base) == flatten(Config())
+    whole = replace(base, {"learn.novelty_ramp": Ramp(0.25, 0.0)})
+    assert whole.learn.novelty_ramp == Ramp(0.25, 0.0)
+
+
+@pytest.mark.parametrize("name", ["nothing", "plan.nothing", "seed_steps.more", "plan.std_ramp.x"])
+def test_replace_refuses_unknown_names(name: str) -> None:
+    with pytest.raises(ConfigError, match=name.rsplit(".", 1)[-1]):
+        replace(Config(), {name: 1})
+
+
+def test_round_trip_through_json() -> None:
+    config = replace(
+        Config(),
+        {"plan.horizon": 4, "learn.novelty_ramp.start": 0.125, "parity.importance": "none"},
+    )
+    assert from_dict(json.loads(json.dumps(dataclasses.asdict(config)))) == config
+    assert config != Config()
+
+
+def test_a_dictionary_of_another_version_is_refused() -> None:
+    values = dataclasses.asdict(Config())
+    del values["plan"]["horizon"]
+    with pytest.raises(ConfigError, match="horizon"):
+        from_dict(values)
+    values = dataclasses.asdict(Config())
+    values["learn"]["surprise"] = 1
+    with pytest.raises(ConfigError, match="surprise"):
+        from_dict(values)
+
+
+def test_floats_may_differ_between_lanes_and_nothing_else() -> None:
+    """A float is a leaf of the pytree; what shapes the program belongs to its structure."""
+    base = Config()
+    flat = flatten(base)
+    leaves = {
+        ".".join(k.name for k in path) for path, _ in jax.tree_util.tree_flatten_with_path(base)[0]
+    }
+    shaping = {
+        "plan.population_decay",
+        "plan.elite_reuse",
+        "plan.policy_fraction",
+        "parity.bc_weight",
+    }
+    assert leaves == {k for k, v in flat.items() if isinstance(v, float)} - shaping
+    same = jax.tree.structure(replace(base, {"learn.td_lambda": 0.9}))
+    assert same == jax.tree.structure(base)
+    assert jax.tree.structure(replace(base, {"plan.horizon": 5})) != jax.tree.structure(base)

@@ -1,0 +1,108 @@
+"""Presets resolve for every task and hold the paper's tables (sheet 8.2)."""
+
+import pytest
+
+from ace.config import ConfigError, flatten, validate
+from ace.envs import EnvSpec, registry
+from ace.presets import DMC15, PRESETS, resolve, task_settings
+
+# Sheet 8.2: action repeat, beta and lambda of the paper, novelty weight; and beta of the code.
+TABLE = {
+    "acrobot-swingup": (4, 2.5, 0.8, 0.25, 2.5),
+    "cheetah-run": (4, 0.5, 0.4, 0.25, 2.5),
+    "finger-turn_hard": (4, 2.5, 0.2, 0.25, 2.5),
+    "fish-swim": (4, 2.5, 0.2, 0.25, 2.5),
+    "hopper-hop": (4, 2.5, 0.4, 0.25, 2.5),
+    "hopper-stand": (4, 2.5, 0.4, 0.25, 2.5),
+    "humanoid-run": (2, 2.5, 0.4, 0.25, 0.5),
+    "humanoid-stand": (2, 2.5, 0.4, 0.25, 0.5),
+    "humanoid-walk": (2, 2.5, 0.4, 0.25, 0.5),
+    "pendulum-swingup": (4, 0.5, 0.2, 0.25, 2.5),
+    "quadruped-run": (4, 0.5, 0.2, 0.25, 2.5),
+    "quadruped-walk": (4, 0.5, 0.2, 0.25, 2.5),
+    "reacher-hard": (4, 2.5, 0.2, 0.25, 2.5),
+    "swimmer-swimmer6": (4, 0.5, 0.2, 0.25, 2.5),
+    "walker-run": (2, 2.5, 0.4, 0.25, 2.5),
+    "acrobot-swingup_sparse": (4, 2.5, 0.8, 0.5, 2.5),
+}
+
+
+def spec_of(name: str) -> EnvSpec:
+    return EnvSpec(f"dmc/{name}", 5, 2, max_episode_steps=1000, fixed_length=True)
+
+
+def test_the_fifteen_tasks() -> None:
+    assert set(DMC15) == {f"dmc/{name}" for name in TABLE if not name.endswith("sparse")}
+    assert len(DMC15) == 15
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_preset_resolves(name: str) -> None:
+    for preset in PRESETS:
+        validate(resolve(preset, f"dmc/{name}", spec_of(name)))
+
+
+@pytest.mark.parametrize("preset", ["default", "paper"])
+@pytest.mark.parametrize("name", TABLE)
+def test_values_per_task(preset: str, name: str) -> None:
+    repeat, beta, td_lambda, novelty, _ = TABLE[name]
+    c = resolve(preset, f"dmc/{name}", spec_of(name))
+    assert (c.action_repeat, c.plan.noise_beta, c.learn.td_lambda) == (repeat, beta, td_lambda)
+    assert c.learn.novelty_weight == novelty
+    assert (c.plan.horizon, c.plan.population, c.env_steps) == (6, 256, 500_000)
+    assert c.net.latent == (100 if name.startswith("humanoid") else 50)
+    if preset == "default":  # seed phases of 20k or 10k environment steps
+        assert c.seed_steps * c.action_repeat == {4: 20_000, 2: 10_000}[repeat]
+        ramp = 30_000 if name.startswith("humanoid") else 5_000
+        assert c.learn.novelty_ramp.duration == ramp
+    else:  # five episodes (D11, D35)
+        assert c.seed_steps * c.action_repeat == 5_000
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_released_values_per_task(name: str) -> None:
+    repeat, _, _, _, beta = TABLE[name]
+    c = resolve("released", f"dmc/{name}", spec_of(name))
+    assert (c.action_repeat, c.plan.noise_beta, c.learn.td_lambda) == (repeat, beta, 0.0)
+    assert c.learn.novelty_weight == 0.25 and c.learn.beta2 == 0.99
+    assert c.parity.bc_weight == (0.0 if name.startswith("humanoid") else 0.1)
+    assert c.plan.variant == "policy_first" and c.seed_steps == 5_000
+
+
+def test_paper_reads_the_tables_literally() -> None:
+    c = flatten(resolve("paper", "dmc/acrobot-swingup", spec_of("acrobot-swingup")))
+    wanted = {
+        "plan.variant": "mixed",
+        "plan.temperature": 2.0,  # dividing by 0.5 (D7)
+        "plan.select": "best",
+        "plan.select_eval": "best",
+        "plan.act_noise": 0.0,
+        "learn.beta2": 0.999,
+        "learn.novelty_moments": "ema",
+        "parity.model_time_decay": True,
+        "parity.policy_delay": 2,
+        "parity.reward_input": "all",
+        "parity.bc_weight": 0.0,
+    }
+    assert {k: c[k] for k in wanted} == wanted
+
+
+def test_every_task_with_settings_exists() -> None:
+    known = set(registry.task_names())
+    for name in TABLE:
+        assert f"dmc/{name}" in known
+        assert task_settings(f"dmc/{name}")
+    assert set(DMC15) <= known
+
+
+def test_tasks_without_settings_get_the_defaults() -> None:
+    spec = EnvSpec("gym/Pendulum-v1", 3, 1, 200)
+    for preset in PRESETS:
+        config = resolve(preset, "gym/Pendulum-v1", spec)
+        validate(config)
+        assert config.action_repeat == 1
+
+
+def test_unknown_preset() -> None:
+    with pytest.raises(ConfigError, match="default, paper, released"):
+        resolve("best", DMC15[0], spec_of("acrobot-swingup"))
