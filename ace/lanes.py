@@ -40,7 +40,8 @@ class RunState(NamedTuple):
 
 def stack(trees: Sequence[Any]) -> Any:
     """One tree with a leading lane axis from many equal ones."""
-    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(x) for x in leaves]), *trees)
+    # Through NumPy: a weakly typed leaf would make every function compile a second time.
+    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *trees)
 
 
 def check_compatible(setups: Sequence[LaneSetup]) -> None:
@@ -156,7 +157,7 @@ class Program:
         )
         for function, args in wanted:
             work = functools.partial(_compile_now, function, args)
-            threading.Thread(target=work, daemon=True).start()
+            threading.Thread(target=work).start()  # no daemon: ending inside XLA would abort
 
     def _act(
         self, lane: Lane, learner: LearnerState, memory: PlanMemory, store, agent_step, restart

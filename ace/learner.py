@@ -74,9 +74,13 @@ def draw(lane: Lane, state: LearnerState, store: replay.Replay) -> Batch:
 
 
 def update(
-    lane: Lane, state: LearnerState, batch: Batch, agent_step: jax.Array
+    lane: Lane, state: LearnerState, batch: Batch, agent_step: jax.Array, active: jax.Array
 ) -> tuple[LearnerState, jax.Array, Metrics]:
-    """One update; returns the new state, the priorities of the segments and metrics."""
+    """One update; returns the new state, the priorities of the segments and metrics.
+
+    A lane that is not active stays as it is; a gradient that is not finite changes nothing but
+    the counts.
+    """
     config, learn = lane.config, lane.config.learn
     dtype = DTYPES[config.precision]
     key = keys.key(lane.seed, "update", state.update_step)
@@ -117,11 +121,12 @@ def update(
     stats = fold_stats(state.stats, novelty_stats, aux["stats"], learn.batch)
     norms = optax.tree.norm(grads), optax.tree.norm(policy_grads)
     finite = jnp.isfinite(norms[0]) & jnp.isfinite(norms[1])
+    counts = (state.update_step + active, state.skipped + (active & ~finite))
     new_target = _target(learn, state, new_params)
     new_state = LearnerState(
-        new_params, stats, new_target, (model_opt, policy_opt), moments, *_counts(state)
+        new_params, stats, new_target, (model_opt, policy_opt), moments, *counts
     )
-    old_state = state._replace(update_step=new_state.update_step, skipped=state.skipped + 1)
+    old_state = state._replace(update_step=counts[0], skipped=counts[1])
     metrics = {name: aux[name] for name in ("similarity_loss", "reward_loss", "value_loss", "q")}
     metrics |= {
         "policy_loss": policy_loss,
@@ -133,7 +138,7 @@ def update(
         "policy_grad_norm": norms[1],
         "skipped_updates": state.skipped.astype(jnp.float32),
     }
-    return choose(finite, new_state, old_state), aux["priority"], metrics
+    return choose(finite & active, new_state, old_state), aux["priority"], metrics
 
 
 def novelty_of(
@@ -254,10 +259,6 @@ def _target(learn: LearnConfig, state: LearnerState, params: Params) -> Params:
     keep = jnp.where(state.update_step % learn.target_period == 0, learn.target_momentum, 1.0)
     new = {name: params[name] for name in state.target}
     return jax.tree.map(lambda t, p: keep * t + (1 - keep) * p, state.target, new)
-
-
-def _counts(state: LearnerState) -> tuple[jax.Array, jax.Array]:
-    return state.update_step + 1, state.skipped
 
 
 def choose(pick: jax.Array, new: Any, old: Any) -> Any:

@@ -17,7 +17,7 @@ def similarity_error(prediction: jax.Array, target: jax.Array) -> jax.Array:
 
 def init_moments() -> Moments:
     """Mean 0, variance 1, and next to no weight."""
-    return Moments(jnp.zeros(()), jnp.ones(()), jnp.full((), 1e-4))
+    return Moments(jnp.zeros(()), jnp.ones(()), jnp.float32(1e-4))
 
 
 def merge_moments(

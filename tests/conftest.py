@@ -1,5 +1,5 @@
-"""Shared by all tests: compiled programs are cached on disk for the length of the session, because
-compiling is most of what the suite does, and the same small programs appear in several tests."""
+"""Shared by all tests: programs compile without optimisation, which is quick, and stay in a cache
+on disk for the length of the session, since the same small ones appear in several tests."""
 
 import os
 import tempfile
@@ -10,6 +10,8 @@ _CACHE = tempfile.TemporaryDirectory(prefix="ace-tests-")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name  # also for the processes that tests start
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Compiling is most of what the suite does; these halve it, and no test is about speed.
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
 
 @pytest.fixture(scope="session", autouse=True)

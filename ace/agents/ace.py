@@ -142,6 +142,6 @@ def update(
     """Sample, learn, write priorities; a lane that is not active stays as it is."""
     config = lane.config
     batch = learner.draw(lane, state, store)
-    new, priority, metrics = learner.update(lane, state, batch, agent_step)
+    state, priority, metrics = learner.update(lane, state, batch, agent_step, active)
     store = replay.set_priorities(store, config.replay, batch.index, priority, active)
-    return learner.choose(active, new, state), store, metrics
+    return state, store, metrics

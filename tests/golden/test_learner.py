@@ -153,7 +153,7 @@ class Oracle:
 def first(request):
     """The first update and its oracle."""
     state, batch = start(), batch_of(request.param)
-    new, priority, metrics = update(lane_of(CONFIG), state, batch, STEP)
+    new, priority, metrics = update(lane_of(CONFIG), state, batch, STEP, jnp.bool_(True))
     return state, batch, new, np.asarray(priority), metrics, Oracle(state, batch)
 
 
@@ -248,7 +248,7 @@ def test_running_statistics_follow_the_rollout(first) -> None:
 def test_target_network_moves_every_second_update() -> None:
     state, lane, batch = start(), lane_of(CONFIG), batch_of()
     for count in range(4):
-        new = update(lane, state, batch, STEP)[0]
+        new = update(lane, state, batch, STEP, jnp.bool_(True))[0]
         assert new.update_step == count + 1
         keep = 0.99 if count % 2 == 0 else 1.0
         assert set(new.target) == {"encoder", "value"}
@@ -264,7 +264,7 @@ def test_second_step_of_adam(first) -> None:
     if np.asarray(first[1].mask).min() == 0:
         pytest.skip("once is enough")
     _, batch, state, *_ = first
-    new = update(lane_of(CONFIG), state, batch, STEP)[0]
+    new = update(lane_of(CONFIG), state, batch, STEP, jnp.bool_(True))[0]
     check_step(state, new, 0, Oracle(state, batch).model_gradient(), rate=2e-3, count=2)
 
 
@@ -273,7 +273,9 @@ def test_a_gradient_that_is_no_number_changes_nothing(where: str) -> None:
     state, batch = start(), batch_of()
     broken = getattr(batch, where).copy()
     broken[(0,) * broken.ndim] = np.nan
-    new, _, _ = update(lane_of(CONFIG), state, batch._replace(**{where: broken}), STEP)
+    new, _, _ = update(
+        lane_of(CONFIG), state, batch._replace(**{where: broken}), STEP, jnp.bool_(True)
+    )
     assert new.skipped == state.skipped + 1 and new.update_step == state.update_step + 1
 
     def same(s):
@@ -281,7 +283,7 @@ def test_a_gradient_that_is_no_number_changes_nothing(where: str) -> None:
 
     for a, b in zip(jax.tree.leaves(same(new)), jax.tree.leaves(same(state)), strict=True):
         np.testing.assert_array_equal(a, b)
-    good, _, _ = update(lane_of(CONFIG), new, batch, STEP)
+    good, _, _ = update(lane_of(CONFIG), new, batch, STEP, jnp.bool_(True))
     assert good.skipped == new.skipped and good.update_step == 2
 
 
@@ -410,8 +412,8 @@ def busy():
     }
     config, batch = replace(CONFIG, changes), batch_of()
     batch.reward[:, 0] += 9.0  # more than the clip allows
-    state = update(lane_of(config), start(), batch_of(), STEP)[0]
-    return config, state, batch, update(lane_of(config), state, batch, STEP)
+    state = update(lane_of(config), start(), batch_of(), STEP, jnp.bool_(True))[0]
+    return config, state, batch, update(lane_of(config), state, batch, STEP, jnp.bool_(True))
 
 
 @pytest.mark.parametrize("name", LEARN_FLOATS)
@@ -419,9 +421,9 @@ def test_every_number_of_the_learner_changes_the_update(busy, name: str) -> None
     config, state, batch, base = busy
     if name == "learn.target_momentum":  # acts on even updates
         state = state._replace(update_step=jnp.int32(2))
-        base = update(lane_of(config), state, batch, STEP)
+        base = update(lane_of(config), state, batch, STEP, jnp.bool_(True))
     other = replace(config, {name: 0.8 * flatten(config)[name]})
-    changed = update(lane_of(other), state, batch, STEP)
+    changed = update(lane_of(other), state, batch, STEP, jnp.bool_(True))
     assert gap(changed, base) > 1e-7
     assert changed[0].skipped == 0
 
@@ -445,7 +447,7 @@ def test_weight_decay_is_decoupled_and_spares_biases_and_norms() -> None:
     states = []
     for decay in (0.0, 0.5):
         config = replace(CONFIG, {"learn.weight_decay": decay})
-        states.append(update(lane_of(config), start(), batch_of(), STEP)[0])
+        states.append(update(lane_of(config), start(), batch_of(), STEP, jnp.bool_(True))[0])
     plain, decayed = (ref.leaves(ref.float64(s.params)) for s in states)
     for name, old in ref.leaves(ref.float64(start().params)).items():
         if name.startswith("policy."):

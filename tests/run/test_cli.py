@@ -98,9 +98,7 @@ def test_a_folder_is_never_overwritten(finished, capsys):
     before = (finished / "eval.csv").read_text()
     for extra, words in ([], "this very run"), (["--seeds", "7"], "another config"):
         with pytest.raises(SystemExit):
-            cli.main(
-                ["train", "probe/point", "--preset", "debug", "--run", str(finished), *extra]
-            )
+            cli.main(["train", "probe/point", "--preset", "debug", "--run", str(finished), *extra])
         assert words in capsys.readouterr().err
     assert (finished / "eval.csv").read_text() == before
 

@@ -1,0 +1,106 @@
+"""A lane in a crowd computes what it computes alone, padded or not. Compared after a few steps:
+rounding differs between batched and single products, and training amplifies it later."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ace.config import Config, ConfigError, replace
+from ace.envs import get_spec
+from ace.lanes import LaneSetup, Program, RunState, check_compatible, pack
+from ace.presets import resolve
+from tests.run.helpers import leaves
+
+CONFIG = resolve("debug", "probe/point", get_spec("probe/point"))
+SMALL, LARGE = (3, 1), (5, 2)
+# A bias before a batch norm has no gradient but rounding, which Adam blows up to full steps; the
+# norm takes it out again.
+SHADOWED = ("['projector']['in']['b']", "['predictor']['in']['b']")
+
+
+def setup(seed: int, sizes: tuple[int, int], config: Config = CONFIG) -> LaneSetup:
+    return LaneSetup("made up", seed, config, sizes)
+
+
+def drive(setups: list[LaneSetup]) -> tuple[list[np.ndarray], RunState]:
+    """Plans on made-up transitions that depend on the lane's seed alone, then one update."""
+    program = Program("ace", setups)
+    rngs = [np.random.default_rng(s.seed) for s in setups]
+
+    def observe() -> np.ndarray:
+        rows = [rng.standard_normal(s.sizes[0]) for rng, s in zip(rngs, setups, strict=True)]
+        return np.stack([np.pad(r, (0, program.obs_size - r.size)) for r in rows])
+
+    learner, memory, store = program.init_state(observe().astype(np.float32), 64)
+    for head in ("reward", "value"):  # they start at zero, and every plan would be worth the same
+        out = learner.params[head]["out"]
+        out["w"] = jnp.stack(
+            [jnp.asarray(r.standard_normal(out["w"].shape[1:]), "f") for r in rngs]
+        )
+    lane, actions = program.lane, []
+    for i in range(12):
+        count = jnp.int32(60 + i)
+        action, memory = program.act(lane, learner, memory, store, count, jnp.bool_(i == 0))
+        actions.append(np.asarray(action))
+        done = np.full(len(setups), i % 5 == 4)
+        obs, final = observe(), observe()
+        obs = np.where(done[:, None], obs, final)
+        reward = np.array([rng.standard_normal() for rng in rngs])
+        store = program.add(lane, store, action, jnp.asarray(pack(obs, final, reward, done, done)))
+    active = jnp.ones(len(setups), bool)
+    learner, store, _ = program.update(lane, learner, store, count, active)
+    return actions, RunState(learner, memory, store)
+
+
+@pytest.fixture(scope="module")
+def crowd():
+    """Three lanes, the second smaller than the program."""
+    other = replace(CONFIG, {"learn.td_lambda": 0.9, "plan.noise_beta": 0.5})
+    return drive([setup(3, LARGE), setup(4, SMALL), setup(5, LARGE, other)])
+
+
+@pytest.mark.parametrize("lane, alone", [(0, setup(3, LARGE)), (1, setup(4, SMALL))])
+def test_a_lane_in_a_crowd_equals_the_lane_alone(crowd, lane, alone):
+    actions, state = crowd
+    own_actions, own_state = drive([alone])
+    size = alone.sizes[1]
+    for a, b in zip(actions, own_actions, strict=True):
+        np.testing.assert_allclose(a[lane, :size], b[0], atol=1e-5)
+        assert not a[lane, size:].any()
+    together = leaves(state)
+    for name, leaf in leaves(own_state).items():
+        if name.endswith(SHADOWED):
+            continue
+        real = tuple(slice(n) for n in leaf[0].shape)
+        np.testing.assert_allclose(
+            together[name][lane][real], leaf[0], rtol=1e-3, atol=1e-5, err_msg=name
+        )
+        rest = np.array(together[name][lane])
+        rest[real] = 0
+        assert not rest.any(), name  # padding never learns
+
+
+def test_lanes_differ_by_seed_and_by_setting(crowd):
+    params = leaves(crowd[1].learner.params)
+    weights = {n: x for n, x in params.items() if x.ndim > 2}
+    assert all(not np.array_equal(x[0], x[2]) for x in weights.values())
+
+
+def test_an_inactive_lane_stays_as_it_is():
+    program = Program("ace", [setup(0, SMALL), setup(1, SMALL)])
+    learner, _, store = program.init_state(np.zeros((2, 3), np.float32), 64)
+    row = pack(np.ones((2, 3)), np.ones((2, 3)), np.ones(2), np.zeros(2), np.zeros(2))
+    for _ in range(5):
+        store = program.add(program.lane, store, jnp.ones((2, 1)), jnp.asarray(row))
+    before = leaves((learner, store))
+    active = jnp.array([True, False])
+    learner, store, _ = program.update(program.lane, learner, store, jnp.int32(60), active)
+    after = leaves((learner, store))
+    assert all(np.array_equal(before[n][1], after[n][1]) for n in before)
+    assert any(not np.array_equal(before[n][0], after[n][0]) for n in before)
+
+
+def test_lanes_that_shape_the_program_differently_are_refused():
+    other = replace(CONFIG, {"plan.horizon": 2, "learn.td_lambda": 0.1})
+    with pytest.raises(ConfigError, match=r"differ in plan\.horizon, which"):
+        check_compatible([setup(0, SMALL), setup(1, SMALL, other)])
