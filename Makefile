@@ -29,7 +29,9 @@ lint: $(STAMP)
 	$(BIN)/pyright
 
 demo: $(STAMP)
-	$(BIN)/ace train dmc/cartpole-swingup --preset cpu --run runs/demo --video
+	@rm -rf runs/demo
+	$(BIN)/ace train dmc/cartpole-swingup --preset cpu --action-repeat 4 --run runs/demo
+	$(BIN)/ace eval runs/demo --episodes 5 --video
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -48,7 +48,7 @@ class Ramp:
 @settings
 @dataclass(frozen=True)
 class NetConfig:
-    """Widths of the networks (sheet 1.2)."""
+    """Widths of the networks (1.2)."""
 
     latent: int = 50
     """Size of the latent state z."""

@@ -242,14 +242,14 @@ def policy_loss_of(
     loss = losses.policy(model.value(critics, z, action), mask)
     if config.parity.bc_weight:
         imitation = model.noisy_policy(params, learn, online[:-1], eps[1, 1:])
-        # Sheet 3.4 averages the critics over the H+1 latents and multiplies everything by H.
+        # Section 3.4 averages the critics over the H+1 latents and multiplies everything by H.
         loss *= config.plan.horizon / (config.plan.horizon + 1)
         square = jnp.square(imitation - batch.action).sum(-1) / lane.action_mask.sum()
         loss += config.parity.bc_weight * config.plan.horizon * jnp.mean(square * batch.mask)
     return loss, loss
 
 
-def _step(learn: LearnConfig, rate: Any, grads: Params, opt: Any, params: Params):
+def _step(learn: LearnConfig, rate: Any, grads: Params, opt: Any, params: Any) -> tuple[Any, Any]:
     changes, opt = adam(learn, rate).update(grads, opt, params)
     return optax.apply_updates(params, changes), opt
 

@@ -92,7 +92,9 @@ def _join(*parts: jax.Array) -> jax.Array:
 def encode(params: Params, obs: jax.Array) -> jax.Array:
     """z = h(s): [..., O] -> [..., latent]."""
     p = params["encoder"]
-    x = nets.elu(nets.layer_norm(p["norm"], nets.linear(p["in"], obs)))
+    # Full precision here: observations are not normalised, and what is rounded off is lost.
+    x = jnp.matmul(obs, p["in"]["w"], precision=jax.lax.Precision.HIGHEST) + p["in"]["b"]
+    x = nets.elu(nets.layer_norm(p["norm"], x))
     return nets.linear(p["out"], x.astype(p["out"]["w"].dtype))
 
 

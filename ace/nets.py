@@ -123,11 +123,8 @@ def unroll() -> bool:
 
 
 def cast(params: Params, dtype: jnp.dtype) -> Params:
-    """Matrices in the type of the activations; norms and biases stay in float32.
-
-    So does the encoder's first matrix: observations are not normalised, and rounding them would
-    lose what no later layer can recover.
-    """
+    """Matrices in the type of the activations; norms, biases and the encoder's first matrix, which
+    meets raw observations, stay in float32."""
 
     def one(path: tuple, x: jax.Array) -> jax.Array:
         names = [k.key for k in path]

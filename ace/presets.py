@@ -8,7 +8,7 @@ from ace.envs import EnvSpec
 
 Settings = dict[str, Any]
 
-# Paper, tables of hyper-parameters: action repeat, noise exponent, lambda (sheet 8.2).
+# Paper, tables of hyper-parameters: action repeat, noise exponent, lambda (docs/algorithm.md, 8.2).
 _DMC: dict[str, tuple[int, float, float]] = {
     "acrobot-swingup": (4, 2.5, 0.8),
     "acrobot-swingup_sparse": (4, 2.5, 0.8),
@@ -76,7 +76,7 @@ def _paper(task: str, spec: EnvSpec) -> Settings:
 
 
 def _released(task: str, spec: EnvSpec) -> Settings:
-    """What the released DMControl script does, quirks included (0.3, 2.3, section 12)."""
+    """What the released DMControl script does, quirks included (0.3, 2.3, section 10)."""
     humanoid = task.startswith("dmc/humanoid")
     return {
         "precision": "f32",

@@ -90,8 +90,7 @@ def main() -> None:
     run = cli.plan_run([*args.tasks, "--seeds", *seeds, "--run", "unused", *flags])
     program = Program(run.agent, run.setups)
     results = measure(program, args.repeats, args.capacity)
-    results["lanes"] = len(run.setups)
-    print(json.dumps(results))
+    print(json.dumps({"lanes": len(run.setups), **results}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The method's formulas in float64 NumPy, written from the fact sheet, to be read beside it.
+"""The method's formulas in float64 NumPy, to be read beside docs/algorithm.md.
 
 Nothing here imports ace; only the names inside the parameter dictionaries are the program's.
 """

@@ -1,4 +1,4 @@
-"""Layers and networks against NumPy and hand arithmetic (sheet 1.2 to 1.5)."""
+"""Layers and networks against NumPy and hand arithmetic (1.2 to 1.5)."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 # (NumPy arrays are as good as JAX's here.)
@@ -111,7 +111,7 @@ def test_running_statistics_fold_batches_in_order() -> None:
     close(got["var"], var, 1e-6)
 
 
-def test_gru_matches_the_sheet(scene) -> None:
+def test_gru_matches_the_formula(scene) -> None:
     params, _, x, p64, _, x64 = scene
     joined = np.concatenate([x["z"], x["a"]], -1)
     got = ln_gru(params["cell"], jnp.asarray(joined), jnp.asarray(x["b"]))

@@ -1,4 +1,4 @@
-"""Colored noise against the closed form, the reference package and the sheet's table (2.6)."""
+"""Colored noise against the closed form, the reference package and the table of section 2.6."""
 
 import colorednoise
 import numpy as np
@@ -42,7 +42,7 @@ def test_covariance(h: int, beta: float) -> None:
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_table_of_the_sheet(beta: float) -> None:
+def test_table_of_deviations(beta: float) -> None:
     for i, h in enumerate(LENGTHS):
         cov = colored_map(h, beta) @ colored_map(h, beta).T
         np.testing.assert_allclose(np.sqrt(np.diag(cov)), STD[beta][i], atol=0.0051)

@@ -164,7 +164,7 @@ def test_no_novelty_at_all_is_zero_not_nan() -> None:
 
 @pytest.mark.parametrize("kind, survives", [("cumulative", False), ("ema", True)])
 def test_novelty_fades_as_errors_fall_only_with_cumulative_moments(kind, survives) -> None:
-    """Sheet 4.4: the cumulative threshold lags behind, a moving average follows."""
+    """Section 4.4: the cumulative threshold lags behind, a moving average follows."""
     learn = LearnConfig(novelty_moments=kind, novelty_ema=0.5)
     moments, rng, mask = targets.init_moments(), np.random.default_rng(0), jnp.ones((2, 8))
     error = jnp.zeros((2, 8))

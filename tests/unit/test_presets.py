@@ -1,4 +1,4 @@
-"""Presets resolve for every task and hold the paper's tables (sheet 8.2)."""
+"""Presets resolve for every task and hold the paper's tables (8.2)."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from ace.config import ConfigError, flatten, validate
 from ace.envs import EnvSpec, registry
 from ace.presets import DMC15, PRESETS, resolve, task_settings
 
-# Sheet 8.2: action repeat, beta and lambda of the paper, novelty weight; and beta of the code.
+# Section 8.2: action repeat, beta and lambda of the paper, novelty weight; and beta of the code.
 TABLE = {
     "acrobot-swingup": (4, 2.5, 0.8, 0.25, 2.5),
     "cheetah-run": (4, 0.5, 0.4, 0.25, 2.5),
