@@ -11,10 +11,11 @@ import tyro
 
 from ace.config import Config
 
-COMMANDS = ("train", "eval", "tasks", "info")
+COMMANDS = ("train", "resume", "eval", "tasks", "info")
 USAGE = """usage: ace COMMAND ...
 
   ace train TASK [TASK ...] [--seeds 0 1 2] [--env-steps N] [--preset default] [--run DIR]
+  ace resume RUN
   ace eval RUN [--episodes 10] [--video]
   ace tasks
   ace info
@@ -44,6 +45,22 @@ class TrainArgs:
     """Write TensorBoard files too."""
     quiet: bool = False
     """Print nothing but errors."""
+    save_minutes: float = 10.0
+    """Minutes between checkpoints; 0 saves only at the end and on SIGINT or SIGTERM."""
+
+
+@dataclass(frozen=True)
+class ResumeArgs:
+    """Continue an interrupted run; the command that started it does the same."""
+
+    run: tyro.conf.Positional[Path]
+    """The run's folder."""
+    tensorboard: bool = False
+    """Write TensorBoard files too."""
+    quiet: bool = False
+    """Print nothing but errors."""
+    save_minutes: float = 10.0
+    """Minutes between checkpoints; 0 saves only at the end and on SIGINT or SIGTERM."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +92,10 @@ def main(argv: list[str] | None = None) -> None:
         print(f"ace: no command {argv[0]!r}{hint}\n\n{USAGE}", file=sys.stderr, end="")
         raise SystemExit(2)
     try:
-        {"train": train, "eval": evaluate, "tasks": tasks, "info": info}[argv[0]](argv[1:])
+        commands = {
+            "train": train, "resume": resume, "eval": evaluate, "tasks": tasks, "info": info
+        }  # fmt: skip
+        commands[argv[0]](argv[1:])
     except KeyboardInterrupt:
         raise SystemExit("ace: stopped") from None
     except user_errors() as error:
@@ -95,11 +115,30 @@ def user_errors() -> tuple[type[Exception], ...]:
 def train(argv: list[str]) -> None:
     """`ace train`."""
     prepare_jax()
+    carry_out(plan_run(argv))
+
+
+def resume(argv: list[str]) -> None:
+    """`ace resume`."""
+    args = tyro.cli(ResumeArgs, args=argv, prog="ace resume")
+    prepare_jax()
+    from ace.train import Run
+
+    preset, agent, setups, labels = read_run(args.run)
+    options = (args.tensorboard, args.quiet, args.save_minutes)
+    carry_out(Run(agent, preset, setups, labels, args.run, *options))
+
+
+def carry_out(run: Any) -> None:
+    """Train a run, draw its curve, say where the results are."""
     from ace import plots
     from ace import train as training
 
-    run = plan_run(argv)
-    training.train(run)
+    try:
+        training.train(run)
+    except training.Stopped as stop:
+        print(f"ace: {stop}", file=sys.stderr)
+        raise SystemExit(128 + stop.signum) from None
     labels = dict(enumerate(run.labels))
     plots.learning_curve(run.folder, run.folder / "curve.png", labels)
     if not run.quiet:
@@ -198,20 +237,16 @@ def parse_value(kind: type, text: str) -> Any:
 
 
 def check_folder(run: Any) -> None:
-    """Refuse a folder that already holds a run."""
+    """Refuse a folder that holds another run; the same run is continued."""
     from ace.config import ConfigError
 
     path = run.folder / "config.json"
     if run.folder.exists() and not run.folder.is_dir():
         raise ConfigError(f"{run.folder} is a file; give --run a folder")
-    if not path.exists():
-        return
-    found = json.loads(path.read_text())
-    asked = json.loads(json.dumps(run.describe()))
-    whose = "this very run" if found == asked else "a run with another config"
-    raise ConfigError(
-        f"{run.folder} already holds {whose}; choose another --run or delete the folder"
-    )
+    if path.exists() and json.loads(path.read_text()) != json.loads(json.dumps(run.describe())):
+        raise ConfigError(
+            f"{run.folder} holds a run with another config; choose another --run, or delete it"
+        )
 
 
 def resolve_precision(precision: str) -> Any:
@@ -238,7 +273,7 @@ def evaluate(argv: list[str]) -> None:
 
     if args.episodes <= 0:
         raise ConfigError(f"--episodes is {args.episodes}; it must be at least 1")
-    agent, setups, labels = read_run(args.run)
+    _, agent, setups, labels = read_run(args.run)
     program = Program(agent, setups)
     learner, agent_step = load_agents(args.run, program)
     workers = count_workers(program.config, len(setups) * args.episodes)
@@ -269,8 +304,8 @@ def evaluate(argv: list[str]) -> None:
         print(f"video in {args.run / 'video.mp4'}")
 
 
-def read_run(folder: Path) -> tuple[str, list, list[str]]:
-    """Agent, lanes and labels of a run folder."""
+def read_run(folder: Path) -> tuple[str, str, list, list[str]]:
+    """Preset, agent, lanes and labels of a run folder."""
     from ace.config import ConfigError, from_dict
     from ace.envs import get_spec
     from ace.lanes import LaneSetup
@@ -285,7 +320,8 @@ def read_run(folder: Path) -> tuple[str, list, list[str]]:
             spec = get_spec(lane["task"])
             sizes = (spec.obs_size, spec.action_size)
             setups.append(LaneSetup(lane["task"], lane["seed"], from_dict(lane["config"]), sizes))
-        return found["agent"], setups, [lane["label"] for lane in found["lanes"]]
+        labels = [lane["label"] for lane in found["lanes"]]
+        return found["preset"], found["agent"], setups, labels
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ConfigError(f"{path} is not a config of this version ({error!r})") from error
 

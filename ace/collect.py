@@ -35,6 +35,7 @@ class Collector:
         self.envs = VectorEnv(train_requests(program.setups), workers, *sizes)
         self.returns = np.zeros(len(program.setups))
         self.lengths = np.zeros(len(program.setups), int)
+        self.episodes = np.zeros(len(program.setups), int)  # finished ones
 
     def reset(self) -> np.ndarray:
         """First observations [L, O] of the run."""
@@ -55,6 +56,7 @@ class Collector:
             for i in np.flatnonzero(done)
         ]
         self.returns[done], self.lengths[done] = 0.0, 0
+        self.episodes += done
         return pack(step.obs, step.final_obs, step.reward, step.terminated, done), done, ended
 
     def close(self) -> None:

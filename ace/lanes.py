@@ -132,9 +132,12 @@ class Program:
 
     def init_state(self, obs: np.ndarray, capacity: int) -> RunState:
         """The state of a run whose first observations are `obs`."""
+        return RunState(self.init_learner(), self.init_memory(), self.init_replay(obs, capacity))
+
+    def init_replay(self, obs: np.ndarray, capacity: int) -> replay.Replay:
+        """An empty replay per lane that holds the first observation."""
         start = functools.partial(replay.init, capacity, action_size=self.action_size)
-        store = jax.jit(jax.vmap(lambda o: start(obs=o)))(jnp.asarray(obs))
-        return RunState(self.init_learner(), self.init_memory(), store)
+        return jax.jit(jax.vmap(lambda o: start(obs=o)))(jnp.asarray(obs))
 
     def compile_ahead(self, state: RunState) -> None:
         """Start to compile what a run will need, in the background.

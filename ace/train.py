@@ -1,7 +1,11 @@
 """The training loop: act, let the simulators run while the device learns, store, repeat."""
 
 import os
-from collections.abc import Sequence
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ace import checkpoint, replay
+from ace import checkpoint, replay, resume
 from ace.collect import Collector
 from ace.config import Config, ConfigError
 from ace.envs import get_spec
@@ -32,6 +36,7 @@ class Run:
     folder: Path
     tensorboard: bool = False
     quiet: bool = False
+    save_minutes: float = 10.0
 
     def describe(self) -> dict[str, Any]:
         """What `config.json` holds."""
@@ -42,77 +47,132 @@ class Run:
         return {"format": 1, "agent": self.agent, "preset": self.preset, "lanes": lanes}
 
 
+class Stopped(Exception):
+    """A signal ended the run after its state was saved."""
+
+    def __init__(self, signum: int, folder: Path, env_step: int):
+        super().__init__(f"stopped and saved at env step {env_step}; `ace resume {folder}` goes on")
+        self.signum = signum
+
+
 def train(run: Run) -> RunState:
-    """Train all lanes of a run to the end of their budget."""
+    """Train all lanes of a run to the end of their budget, from where it stands."""
     program = Program(run.agent, run.setups)
     config = program.config
     capacity = replay_capacity(run.setups)
     stored = len(run.setups) * check_memory(program, capacity, len(run.setups))
     run.folder.mkdir(parents=True, exist_ok=True)
-    write_json(run.folder / "config.json", run.describe())
-    write_json(run.folder / "versions.json", versions() | {"precision": config.precision})
-
-    workers = count_workers(config, len(run.setups))
-    lanes = [LaneInfo(i, s.seed, s.task, run.labels[i]) for i, s in enumerate(run.setups)]
-    recorder = Recorder(
-        run.folder,
-        lanes,
-        config.env_steps,
-        run.tensorboard,
-        run.quiet,
-        metric_names=program.agent.METRICS,
-    )
-    collector = Collector(program, workers)
-    try:
-        with recorder:
-            recorder.message(
-                f"{len(lanes)} lane(s) on {jax.devices()[0].device_kind}, {config.precision}; "
-                f"replay {stored / 2**20:.0f} MiB; {workers} simulator process(es)"
-            )
-            return Loop(program, collector, recorder, run.folder, capacity).run()
-    finally:
-        collector.close()
+    with resume.lock(run.folder):
+        write_json(run.folder / "config.json", run.describe())
+        write_json(run.folder / "versions.json", versions() | {"precision": config.precision})
+        workers = count_workers(config, len(run.setups))
+        collector = Collector(program, workers)
+        try:
+            loop = Loop(run, program, collector, capacity)
+            with loop.recorder:
+                loop.recorder.message(
+                    f"{len(run.setups)} lane(s) on {jax.devices()[0].device_kind}, "
+                    f"{config.precision}; replay {stored / 2**20:.0f} MiB; "
+                    f"{workers} simulator process(es)"
+                )
+                return loop.run()
+        finally:
+            collector.close()
 
 
 class Loop:
     """One run in progress."""
 
-    def __init__(
-        self,
-        program: Program,
-        collector: Collector,
-        recorder: Recorder,
-        folder: Path,
-        capacity: int,
-    ):
+    def __init__(self, run: Run, program: Program, collector: Collector, capacity: int):
         self.program, self.config = program, program.config
-        self.collector, self.recorder, self.folder = collector, recorder, folder
-        self.state = program.init_state(collector.reset(), capacity)
-        program.compile_ahead(self.state)
+        self.collector, self.folder = collector, run.folder
+        self.keeper = resume.Keeper(program, run.folder, capacity)
         lanes = len(program.setups)
-        self.owed = np.zeros(lanes, int)  # updates that each lane has earned and not yet made
-        self.ended = np.zeros(lanes, bool)
-        self.metrics: dict[str, jax.Array] = {}
         self.workers = count_workers(self.config, lanes * self.config.eval_episodes)
         self.evaluator: Evaluator | None = None
+        self.save_seconds = 60 * run.save_minutes
+        self.signum = 0
+        found = self.keeper.load(collector)
+        if found is None:
+            self.state = program.init_state(collector.reset(), capacity)
+            start = resume.Progress(
+                0, self.config.eval_every, np.zeros(lanes, int), np.zeros(lanes, bool), {}
+            )
+            notes = []
+        else:
+            self.state, start, notes = found
+            notes.append(f"continued at env step {start.agent_step * self.config.action_repeat}")
+        self.agent_step, self.next_evaluation = start.agent_step, start.next_evaluation
+        self.owed, self.ended, self.metrics = start.owed, start.ended, start.metrics
+        program.compile_ahead(self.state)
+        labels = zip(run.setups, run.labels, strict=True)
+        self.recorder = Recorder(
+            run.folder,
+            [LaneInfo(i, s.seed, s.task, label) for i, (s, label) in enumerate(labels)],
+            self.config.env_steps,
+            run.tensorboard,
+            run.quiet,
+            metric_names=program.agent.METRICS,
+            resume_at=start.agent_step * self.config.action_repeat,
+        )
+        for note in notes:
+            self.recorder.message(note)
 
     def run(self) -> RunState:
-        """All agent steps of the budget."""
+        """All agent steps that are left of the budget."""
         config = self.config
         steps = -(-config.env_steps // config.action_repeat)
-        next_evaluation = config.eval_every
+        last_save = time.monotonic()
         try:
-            for agent_step in range(steps):
-                self.step(agent_step)
-                env_step = (agent_step + 1) * config.action_repeat
-                self.recorder.progress(env_step, skipped_updates=self.skipped(), updates_ahead=0)
-                if env_step >= next_evaluation or agent_step == steps - 1:
-                    self.evaluate(agent_step + 1, env_step)
-                    next_evaluation += config.eval_every
+            with self.signals():
+                while self.agent_step < steps:
+                    self.step(self.agent_step)
+                    self.agent_step += 1
+                    env_step = self.agent_step * config.action_repeat
+                    self.recorder.progress(
+                        env_step, skipped_updates=self.skipped(), updates_ahead=0
+                    )
+                    if env_step >= self.next_evaluation or self.agent_step == steps:
+                        self.next_evaluation += config.eval_every
+                        self.evaluate(self.agent_step, env_step)
+                    due = time.monotonic() - last_save > self.save_seconds > 0
+                    if due or self.signum or self.agent_step == steps:
+                        self.save()
+                        last_save = time.monotonic()
+                    if self.signum and self.agent_step < steps:
+                        self.keeper.wait()
+                        raise Stopped(self.signum, self.folder, env_step)
+                self.keeper.wait()
         finally:
             if self.evaluator:
                 self.evaluator.close()
         return self.state
+
+    def save(self) -> None:
+        """Write a checkpoint, in the background."""
+        at = resume.Progress(
+            self.agent_step, self.next_evaluation, self.owed.copy(), self.ended, self.metrics
+        )
+        self.keeper.save(self.state, at, self.collector)
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Let SIGINT and SIGTERM ask for a save and an end; asked twice, they end at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(signum: int, frame: Any) -> None:
+            if self.signum:
+                raise KeyboardInterrupt
+            self.signum = signum
+
+        old = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for s, handler in old.items():
+                signal.signal(s, handler)
 
     def step(self, agent_step: int) -> None:
         """One agent step of every lane; the updates run while the simulators do."""
@@ -130,7 +190,7 @@ class Loop:
         packed, self.ended, episodes = self.collector.recv()
         store = program.add(program.lane, store, action, jnp.asarray(packed))
         self.state = RunState(learner, memory, store)
-        self.owed += config.learn.updates_per_step
+        self.owed = self.owed + config.learn.updates_per_step
         if episodes:
             metrics = jax.device_get(self.metrics)
             for e in episodes:
@@ -155,7 +215,7 @@ class Loop:
                 jax.block_until_ready(self.metrics)
                 env_step = agent_step * self.config.action_repeat
                 self.recorder.progress(env_step, updates_ahead=int(due.max()) - i - 1)
-        self.owed -= due
+        self.owed = self.owed - due
         return learner, store
 
     def skipped(self) -> Any:
@@ -179,15 +239,19 @@ def agent_part(learner: Any) -> dict[str, Any]:
 
 def save_agents(folder: Path, learner: Any, agent_step: int) -> None:
     """Write the agents of all lanes to the run folder."""
-    tree = agent_part(learner) | {"agent_step": np.int32(agent_step)}
-    checkpoint.save(folder / AGENT_FILE, tree)
+    tree = jax.device_get(agent_part(learner)) | {"agent_step": np.int32(agent_step)}
+    checkpoint.write_arrays(folder / AGENT_FILE, checkpoint.named_arrays(tree))
 
 
 def load_agents(folder: Path, program: Program) -> tuple[Any, int]:
     """The learners with saved agents put in, and the agent step at which they were saved."""
-    learner = program.init_learner()
+    path, learner = folder / AGENT_FILE, program.init_learner()
+    if not path.exists():
+        raise checkpoint.CheckpointError(
+            f"{path} is missing; train the run to its first evaluation"
+        )
     like = agent_part(learner) | {"agent_step": np.int32(0)}
-    found = checkpoint.load(folder / AGENT_FILE, like)
+    found = checkpoint.fit(checkpoint.read_arrays(path), like, path)
     agent_step = int(found.pop("agent_step"))
     return learner._replace(**jax.tree.map(jnp.asarray, found)), agent_step
 

@@ -139,7 +139,7 @@ class Point(ProbeEnv):
 
 
 class Long(ProbeEnv):
-    """Episodes of random length 1 to 12; the observation is (episode, step in episode).
+    """Episodes of random length 1 to 12; the observation is (name of the episode, step in it).
 
     So any segment that crosses the end of an episode is seen in the data.
     """
@@ -148,25 +148,16 @@ class Long(ProbeEnv):
     action_size = 2
     length = 12
     fixed_length = False
-
-    def __init__(self, name: str, seed: int) -> None:
-        super().__init__(name, seed)
-        self.episode = -1
-        self.end = 0
-
-    def reset(self, seed: int | None = None) -> np.ndarray:
-        """Start an episode; a seed also counts the episodes from 0 again."""
-        self.episode = 0 if seed is not None else self.episode + 1
-        return super().reset(seed)
+    end = 0
 
     def first(self) -> np.ndarray:
-        """Draw the length of the episode."""
+        """Draw the episode's length and its name, a number that no other has."""
         self.end = int(self.rng.integers(1, self.length + 1))
-        return np.array([self.episode, 0], np.float32)
+        return np.array([self.rng.random(), 0], np.float32)
 
     def advance(self, action: np.ndarray) -> tuple[float, bool, bool]:
         """Count on; the end is a termination or a truncation with equal chance."""
-        self.state = np.array([self.episode, self.count], np.float32)
+        self.state = np.array([self.state[0], self.count], np.float32)
         reward = self.rng.normal()
         if self.count < self.end:
             return reward, False, False

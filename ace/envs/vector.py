@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from typing import NamedTuple
@@ -75,10 +75,17 @@ class VectorEnv:
 
     def reset(self, seeds: Sequence[int] | None = None) -> np.ndarray:
         """Start new episodes everywhere, re-seeded where seeds are given, and give obs [N, O]."""
-        self._expect("new", "idle")
         if seeds is not None and len(seeds) != self._count:
             raise ValueError(f"{len(seeds)} seeds for {self._count} environments")
-        message = pickle.dumps(("reset", None if seeds is None else [int(s) for s in seeds]))
+        return self._begin("reset", None if seeds is None else [int(s) for s in seeds])
+
+    def restore(self, episodes: Iterable[int], actions: Sequence[np.ndarray]) -> np.ndarray:
+        """Go back into the given episodes by playing their actions again, and give obs [N, O]."""
+        return self._begin("restore", ([int(e) for e in episodes], list(actions)))
+
+    def _begin(self, command: str, argument: object) -> np.ndarray:
+        self._expect("new", "idle")
+        message = pickle.dumps((command, argument))
         with self._closed_on_error():
             for group in self._groups:
                 group.send(message)

@@ -86,6 +86,18 @@ class Lane:
         self.action = arrays.action[row, : spec.action_size]
         self.obs = arrays.obs[row, : spec.obs_size]
         self.final_obs = arrays.final_obs[row, : spec.obs_size]
+        self.seed = request.seed
+        self.episode = -1
+
+    def begin(self, episode: int) -> np.ndarray:
+        """Reset into an episode, which is a function of the seed, its number and the actions.
+
+        So a run can continue inside an episode by playing its actions again, whatever the
+        simulator is.
+        """
+        self.episode = episode
+        entropy = np.random.SeedSequence([self.seed, episode])
+        return self.env.reset(int(entropy.generate_state(1)[0]))
 
 
 class Group:
@@ -106,17 +118,31 @@ class Group:
         """Do what a message asks for."""
         if command == "step":
             self.step()
+        elif command == "restore":
+            self.restore(*argument)
         else:
             self.reset(argument)
 
     def reset(self, seeds: Sequence[int] | None) -> None:
-        """Start new episodes; seeds, if any, are those of all rows."""
+        """Start the next episodes, or the first ones of new seeds, which are those of all rows."""
         for lane in self.lanes:
             try:
-                lane.obs[:] = lane.env.reset(None if seeds is None else seeds[lane.row])
+                if seeds is not None:
+                    lane.seed, lane.episode = seeds[lane.row], -1
+                lane.obs[:] = lane.begin(lane.episode + 1)
                 lane.final_obs[:] = lane.obs
             except Exception as error:
                 raise self._failed(error, lane, "reset") from error
+
+    def restore(self, episodes: Sequence[int], actions: Sequence[np.ndarray]) -> None:
+        """Go back into episodes by playing their actions again; both are those of all rows."""
+        for lane in self.lanes:
+            try:
+                lane.obs[:] = lane.begin(episodes[lane.row])
+                for action in actions[lane.row]:
+                    lane.obs[:] = lane.env.step(action[: lane.action.size]).obs
+            except Exception as error:
+                raise self._failed(error, lane, "restore") from error
 
     def step(self) -> None:
         """Step every lane once; a lane whose episode ends starts the next one at once."""
@@ -131,7 +157,7 @@ class Group:
                 result = lane.env.step(lane.action)
                 ended = result.terminated or result.truncated
                 lane.final_obs[:] = result.obs
-                lane.obs[:] = lane.env.reset() if ended else result.obs
+                lane.obs[:] = lane.begin(lane.episode + 1) if ended else result.obs
             except Exception as error:
                 raise self._failed(error, lane, "step") from error
             reward[lane.row] = result.reward

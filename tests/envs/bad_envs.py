@@ -124,6 +124,15 @@ class Image(Counter):
     observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
 
 
+class Forgetful(Counter):
+    """Ignores its seed, so that no episode can be repeated."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        """Draw a start from the machine's own randomness."""
+        super().reset(seed=int.from_bytes(os.urandom(4)))
+        return self.observe(), {}
+
+
 def not_an_env() -> str:
     """Return something else."""
     return "hello"

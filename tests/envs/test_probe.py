@@ -76,11 +76,12 @@ def test_point_rewards_control() -> None:
     assert sum(rewards) > 2 * sum(r.reward for r in episode("probe/point", 1.0)[1])
 
 
-def test_long_counts_episodes_and_mixes_ends() -> None:
+def test_long_names_episodes_and_mixes_ends() -> None:
     env = make("probe/long", seed=0)
-    lengths, terminations = [], 0
-    for number in range(60):
-        np.testing.assert_array_equal(env.reset(), [number, 0])
+    lengths, terminations, names = [], 0, set()
+    for _ in range(120):
+        number = env.reset()[0]
+        names.add(float(number))
         steps = 0
         while True:
             steps += 1
@@ -90,8 +91,9 @@ def test_long_counts_episodes_and_mixes_ends() -> None:
                 break
         lengths.append(steps)
         terminations += result.terminated
+    assert len(names) == 120
     assert set(lengths) == set(range(1, 13))
-    assert 15 < terminations < 45
+    assert 40 < terminations < 80
 
 
 @pytest.mark.parametrize("name", ["observation", "point", "long"])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from ace.envs import EnvError, EnvRequest, TaskError, VectorEnv, VectorStep, make
+from ace.envs import EnvError, EnvRequest, TaskError, VectorEnv, VectorStep
 
 HERE = "tests.envs.bad_envs"
 
@@ -65,16 +65,40 @@ def test_actions_are_cut_to_the_size_of_each_environment() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_final_obs_is_the_true_next_and_obs_the_new_first(workers: int) -> None:
-    _, steps = play(requests("probe/long", "probe/long"), workers, (2, 2), 60)
-    episode, count = np.zeros(2), np.zeros(2)
+    first, steps = play(requests("probe/long", "probe/long"), workers, (2, 2), 60)
+    episode, count, names = first[:, 0].copy(), np.zeros(2), set()
     for step in steps:
         ended = step.terminated | step.truncated
         count += 1
         np.testing.assert_array_equal(step.final_obs, np.stack([episode, count], 1))
-        episode[ended] += 1
+        assert (step.obs[ended, 0] != episode[ended]).all()
+        episode[ended] = step.obs[ended, 0]
         count[ended] = 0
         np.testing.assert_array_equal(step.obs, np.stack([episode, count], 1))
-    assert (episode > 3).all()
+        names |= set(episode.tolist())
+    assert len(names) > 8  # no episode came twice, in no lane
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_restore_goes_back_into_an_episode(workers: int) -> None:
+    tasks = requests("dmc/hopper-hop", "probe/long")
+    rng = np.random.default_rng(0)
+    actions = rng.uniform(-1, 1, (40, 2, 4)).astype(np.float32)
+    with VectorEnv(tasks, workers, 15, 4) as env:
+        env.reset()
+        begun, episodes, steps = np.zeros(2, int), np.zeros(2, int), []
+        for i, action in enumerate(actions):
+            steps.append(env.step(action))
+            ended = steps[-1].terminated | steps[-1].truncated
+            begun[ended], episodes[ended] = i + 1, episodes[ended] + 1
+    with VectorEnv(tasks, workers, 15, 4) as env:
+        played = [actions[begun[k] : 40, k] for k in range(2)]
+        np.testing.assert_array_equal(env.restore(episodes, played), steps[-1].obs)
+        action = np.full((2, 4), 0.3, np.float32)
+        first = env.step(action)
+        again = env.restore(episodes, [np.concatenate([p, action[:1]]) for p in played])
+        ended = first.terminated | first.truncated
+        np.testing.assert_array_equal(again[~ended], first.obs[~ended])
 
 
 def test_returned_arrays_are_copies() -> None:
@@ -95,8 +119,7 @@ def test_reset_with_seeds_repeats_episodes() -> None:
         assert not np.array_equal(env.reset(), first)
         np.testing.assert_array_equal(env.reset([1, 2, 3]), first)
         assert len({row[0] for row in first}) == 3
-        single = make("probe/point", seed=2).reset()
-        np.testing.assert_array_equal(first[1], single)
+        np.testing.assert_array_equal(env.reset([3, 2, 1])[1], first[1])
 
 
 def test_order_of_calls_is_enforced() -> None:

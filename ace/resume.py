@@ -1,0 +1,225 @@
+"""Saving and continuing a run: what of it goes into a checkpoint, and how it comes back.
+
+The state on the device is saved as it is. Simulators are not: an episode is a function of its seed
+and its actions, so it is played again up to where it was. Where that gives another observation than
+the stored one, the environment is not deterministic, and the run goes on with a new episode.
+"""
+
+import fcntl
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ace import replay
+from ace.checkpoint import Checkpoints, named_arrays
+from ace.collect import Collector
+from ace.config import ConfigError
+from ace.lanes import Program, RunState
+from ace.types import Metrics
+
+ROWS = ("obs", "action", "reward", "terminated", "final")
+BLOCK = 1024  # rows are fetched in multiples of this, so that few shapes are compiled
+
+
+class Progress(NamedTuple):
+    """Where a run stands, apart from its device state and its simulators."""
+
+    agent_step: int
+    next_evaluation: int  # env step
+    owed: np.ndarray  # [L] updates earned and not yet made
+    ended: np.ndarray  # [L] lanes whose episode ended with the last step
+    metrics: Metrics  # of the last update; empty before the first
+
+
+class Keeper:
+    """Writes the checkpoints of a run beside its training and reads them back."""
+
+    def __init__(self, program: Program, folder: Path, capacity: int):
+        self.program, self.capacity = program, capacity
+        self.files = Checkpoints(folder)
+        self.saved = np.zeros(len(program.setups), int)  # rows of the replay on disk
+        self.ends: dict[str, np.ndarray] = {}  # where each replay file ends
+        self.writer: threading.Thread | None = None
+        self.failure: Exception | None = None
+
+    def save(self, state: RunState, at: Progress, collector: Collector) -> None:
+        """Copy the state off the device, then write it in the background."""
+        self.wait()
+        arrays = named_arrays(jax.device_get(self._tree(state, at.metrics)))
+        now = at.agent_step + collector.episodes  # every episode has one slot more than steps
+        start = np.maximum(self.saved, now - self.capacity)
+        rows = self._fetch(state.replay, start, now) if (now > start).any() else {}
+        name = f"{at.agent_step:010d}.safetensors"
+        useless = [n for n, end in self.ends.items() if (end <= now - self.capacity).all()]
+        host = {
+            "next_evaluation": at.next_evaluation,
+            "owed": at.owed.tolist(),
+            "ended": at.ended.tolist(),
+            "learned": bool(at.metrics),
+            "returns": collector.returns.tolist(),
+            "lengths": collector.lengths.tolist(),
+            "episodes": collector.episodes.tolist(),
+        }
+
+        def work() -> None:
+            try:
+                self.files.write(at.agent_step, arrays, rows, host, useless)
+            except Exception as error:
+                self.failure = error
+
+        self.saved = now
+        self.ends = {n: end for n, end in self.ends.items() if n not in useless} | {name: now}
+        self.writer = threading.Thread(target=work)
+        self.writer.start()
+
+    def wait(self) -> None:
+        """Wait for the last save; its error, if any, is raised here."""
+        if self.writer:
+            self.writer.join()
+            self.writer = None
+        if self.failure:
+            error, self.failure = self.failure, None
+            raise OSError(
+                f"the checkpoint could not be written ({error}); the one before it is intact"
+            ) from error
+
+    def _tree(self, state: RunState, metrics: Metrics) -> Any:
+        """What is saved whole; the rows of the replay are saved apart."""
+        store, lanes = state.replay, len(self.program.setups)
+        empty = {name: jnp.zeros(lanes) for name in self.program.agent.METRICS}
+        return {
+            "learner": state.learner,
+            "memory": state.memory,
+            "tree": store.tree,
+            "cursor": store.cursor,
+            "length": store.length,
+            "stored": store.stored,
+            "pending": store.obs[jnp.arange(lanes), store.cursor],
+            "metrics": empty | metrics,
+        }
+
+    def _fetch(self, store: replay.Replay, start: np.ndarray, stop: np.ndarray) -> dict[str, Any]:
+        """Rows start..stop of every lane, one lane after the other."""
+        count = stop - start
+        width = -(-int(count.max()) // BLOCK) * BLOCK
+        slots = jnp.asarray((start[:, None] + np.arange(width)) % self.capacity)
+        found = jax.device_get(take_rows({name: getattr(store, name) for name in ROWS}, slots))
+        rows = {
+            name: np.concatenate([x[lane, :n] for lane, n in enumerate(count)])
+            for name, x in found.items()
+        }
+        return rows | {"start": start, "count": count}
+
+    def load(self, collector: Collector) -> tuple[RunState, Progress, list[str]] | None:
+        """The newest whole checkpoint, the simulators moved to where they were, and notes."""
+        if not self.files.steps():
+            return None
+        lanes = len(self.program.setups)
+        blank = np.zeros((lanes, self.program.obs_size), np.float32)
+        rows = jax.eval_shape(lambda: self.program.init_replay(blank, self.capacity))
+        state = RunState(self.program.init_learner(), self.program.init_memory(), rows)
+        like = jax.eval_shape(lambda s: self._tree(s, {}), state)
+        saved, notes = self.files.newest(like)
+        if saved is None:
+            raise ConfigError(f"no checkpoint of this run is whole: {'; '.join(notes)}")
+        store = {
+            name: np.zeros(x.shape, x.dtype) for name, x in rows._asdict().items() if name in ROWS
+        }
+        for name, found in zip(self.files.rows, saved.rows, strict=True):
+            self.ends[name] = self._place(store, found)
+        tree, host = saved.tree, saved.host
+        collector.returns = np.array(host["returns"], float)
+        collector.lengths = np.array(host["lengths"], int)
+        collector.episodes = np.array(host["episodes"], int)
+        self.saved = saved.agent_step + collector.episodes
+        store["obs"][np.arange(lanes), tree["cursor"]] = tree["pending"]
+        counters = {name: np.array(tree[name]) for name in ("cursor", "length", "stored")}
+        notes += self._rejoin(collector, store, counters, tree["pending"])
+        learned = host["learned"]
+        on_device = jax.tree.map(jnp.asarray, (tree, store, counters))
+        tree, store, counters = on_device
+        return (
+            RunState(
+                tree["learner"],
+                tree["memory"],
+                replay.Replay(**store, tree=tree["tree"], **counters),
+            ),
+            Progress(
+                saved.agent_step,
+                host["next_evaluation"],
+                np.array(host["owed"], int),
+                np.array(host["ended"], bool),
+                tree["metrics"] if learned else {},
+            ),
+            notes,
+        )
+
+    def _place(self, store: dict[str, np.ndarray], rows: dict[str, np.ndarray]) -> np.ndarray:
+        """Put the rows of one file into the replay; give where each lane's rows end."""
+        begin = 0
+        for lane, (start, count) in enumerate(zip(rows["start"], rows["count"], strict=True)):
+            slots = (start + np.arange(count)) % self.capacity
+            for name in ROWS:
+                store[name][lane, slots] = rows[name][begin : begin + count]
+            begin += count
+        return rows["start"] + rows["count"]
+
+    def _rejoin(
+        self, collector: Collector, store: dict, counters: dict, pending: np.ndarray
+    ) -> list[str]:
+        """Bring the simulators back into their episodes; start a new one where that fails."""
+        actions = [
+            store["action"][lane, (cursor - length + np.arange(length)) % self.capacity]
+            for lane, (cursor, length) in enumerate(
+                zip(counters["cursor"], counters["length"], strict=True)
+            )
+        ]
+        obs = collector.envs.restore(collector.episodes, actions)
+        lost = np.flatnonzero((obs != pending).any(1))
+        if not lost.size:
+            return []
+        for lane in lost:  # what was stored of the episode stays, as a truncated one
+            store["final"][lane, counters["cursor"][lane]] = True
+            counters["cursor"][lane] = (counters["cursor"][lane] + 1) % self.capacity
+            counters["length"][lane] = 0
+            counters["stored"][lane] = min(counters["stored"][lane] + 1, self.capacity)
+            actions[lane] = actions[lane][:0]
+            collector.episodes[lane] += 1
+            collector.returns[lane], collector.lengths[lane] = 0.0, 0
+        obs = collector.envs.restore(collector.episodes, actions)
+        store["obs"][lost, counters["cursor"][lost]] = obs[lost]
+        names = ", ".join(f"{i} ({self.program.setups[i].task})" for i in lost)
+        return [f"lane {names}: the simulator did not repeat its episode, so a new one begins"]
+
+
+@jax.jit
+def take_rows(arrays: dict[str, jax.Array], slots: jax.Array) -> dict[str, jax.Array]:
+    """Rows [L, n] of every array [L, C, ...]."""
+    return {name: jax.vmap(lambda x, i: x[i])(x, slots) for name, x in arrays.items()}
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold a run folder for this process, or say who holds it."""
+    path = folder / "lock"
+    with open(path, "a+") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            f.seek(0)
+            raise ConfigError(
+                f"{folder} is in use by {f.read().strip() or 'another process'}; "
+                "wait for it, or stop it, or choose another --run"
+            ) from None
+        f.truncate(0)
+        f.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        f.flush()
+        yield

@@ -1,0 +1,188 @@
+"""A run that is broken off and continued ends as the run that was not, bit for bit."""
+
+import csv
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ace import cli, resume
+from ace.checkpoint import Checkpoints
+from ace.config import ConfigError
+from ace.train import Loop, Stopped, train
+from tests.run.helpers import leaves, small_run
+
+TASKS = ("probe/long", "probe/point")
+
+
+class Killed(Exception):
+    """Stands for a kill that leaves no time to save."""
+
+
+def plan(folder: Path, *argv: str):
+    """A small run."""
+    tasks = argv or TASKS
+    return cli.plan_run([*tasks, "--preset", "debug", "--quiet", "--run", str(folder)])
+
+
+def interrupt(monkeypatch, saves: set[int], kill: int) -> None:
+    """Save after the steps in `saves`, and break off before step `kill`."""
+    step = Loop.step
+
+    def broken(self, agent_step: int) -> None:
+        if agent_step in saves:
+            self.save()
+        if agent_step == kill:
+            self.keeper.wait()
+            raise Killed
+        step(self, agent_step)
+
+    monkeypatch.setattr(Loop, "step", broken)
+
+
+def listen(monkeypatch) -> list[str]:
+    """What the run says when it is continued."""
+    notes: list[str] = []
+    load = resume.Keeper.load
+
+    def listening(*args):
+        found = load(*args)
+        notes.extend(found[2] if found else [])
+        return found
+
+    monkeypatch.setattr(resume.Keeper, "load", listening)
+    return notes
+
+
+def rows(folder: Path, name: str) -> list[dict[str, str]]:
+    """The rows of a CSV without the wall time."""
+    return [{**r, "wall_time": ""} for r in csv.DictReader(open(folder / name))]
+
+
+def same(one, other) -> None:
+    """Every leaf is equal."""
+    a, b = leaves(one), leaves(other)
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The uninterrupted run."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return small_run(folder, *TASKS)[0], folder
+
+
+def test_a_broken_run_ends_like_the_whole_one(whole, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    # In the random phase; just after learning began; between evaluations; past an evaluation.
+    for saves, kill in (({7}, 25), ({25, 44}, 44), ({44, 52}, 58), ({59, 71}, 95)):
+        with monkeypatch.context() as patch:
+            interrupt(patch, saves, kill)
+            with pytest.raises(Killed):
+                train(plan(folder))
+    same(train(plan(folder)), whole[0])
+    for name in ("train.csv", "eval.csv"):
+        assert rows(folder, name) == rows(whole[1], name)
+    assert len(Checkpoints(folder).steps()) == 2
+
+
+def test_a_ring_that_has_wrapped_comes_back(tmp_path, monkeypatch):
+    argv = ("probe/long", "--replay.capacity", "40")
+    expected = train(plan(tmp_path / "whole", *argv))
+    with monkeypatch.context() as patch:
+        interrupt(patch, {20, 45, 70, 90, 110}, 112)
+        with pytest.raises(Killed):
+            train(plan(tmp_path / "run", *argv))
+    same(train(plan(tmp_path / "run", *argv)), expected)
+    assert len(list((tmp_path / "run" / "checkpoints" / "replay").iterdir())) <= 4
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "manifest"])
+def test_a_damaged_checkpoint_is_passed_over(damage, whole, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        interrupt(patch, {30, 50}, 55)
+        with pytest.raises(Killed):
+            train(plan(folder))
+    state = folder / "checkpoints" / "50" / "state.safetensors"
+    data = bytearray(state.read_bytes())
+    if damage == "flip":
+        data[len(data) // 2] ^= 4
+        state.write_bytes(data)
+    elif damage == "cut":
+        state.write_bytes(data[:-9])
+    elif damage == "remove":
+        state.unlink()
+    else:
+        (state.parent / "manifest.json").write_text('{"format": 1}')
+    notes = listen(monkeypatch)
+    same(train(plan(folder)), whole[0])
+    assert any("checkpoints/50" in n for n in notes)
+
+
+def test_a_signal_saves_and_says_how_to_go_on(whole, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    step = Loop.step
+
+    def signalled(self, agent_step: int) -> None:
+        step(self, agent_step)
+        if agent_step == 50:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "step", signalled)
+        with pytest.raises(Stopped, match=r"env step 51; `ace resume"):
+            train(plan(folder))
+    cli.main(["resume", str(folder), "--quiet"])
+    for name in ("train.csv", "eval.csv"):
+        assert rows(folder, name) == rows(whole[1], name)
+
+
+def test_two_processes_never_share_a_folder(tmp_path):
+    with resume.lock(tmp_path), pytest.raises(ConfigError, match=rf"process {os.getpid()} on"):
+        with resume.lock(tmp_path):
+            pass
+
+
+def test_an_environment_that_does_not_repeat_itself_starts_a_new_episode(tmp_path, monkeypatch):
+    run = plan(tmp_path / "run", "tests.envs.bad_envs:Forgetful")
+    with monkeypatch.context() as patch:
+        interrupt(patch, {52}, 53)
+        with pytest.raises(Killed):
+            train(run)
+    notes = listen(monkeypatch)
+    state = train(run)
+    assert any("lane 0" in n and "new one begins" in n for n in notes)
+    assert int(state.learner.update_step[0]) == run.setups[0].config.env_steps - 1
+
+
+def test_kills_at_random_moments(whole, tmp_path):
+    """The command itself, with SIGKILL, inside saves too."""
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "ace", "train", *TASKS, "--preset", "debug", "--quiet"]
+    command += ["--run", str(folder), "--save-minutes", "0.001"]
+    rng = random.Random(0)
+    for _ in range(4):
+        process = subprocess.Popen(command)
+        wait_for_checkpoint(folder, process)
+        time.sleep(rng.uniform(0, 1.5))
+        process.kill()
+        process.wait()
+    subprocess.run(command, check=True)
+    for name in ("train.csv", "eval.csv"):
+        assert rows(folder, name) == rows(whole[1], name)
+
+
+def wait_for_checkpoint(folder: Path, process: subprocess.Popen) -> None:
+    """Until the process has written a checkpoint or is done."""
+    known = set(Checkpoints(folder).steps())
+    while process.poll() is None and set(Checkpoints(folder).steps()) <= known:
+        time.sleep(0.02)
