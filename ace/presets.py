@@ -101,7 +101,7 @@ def _cpu(task: str, spec: EnvSpec) -> Settings:
     """Small networks and short schedules, for two cores and a few minutes."""
     return {
         "precision": "f32",
-        "env_steps": 20_000,
+        "env_steps": 24_000,
         "seed_steps": 500,
         "eval_every": 4_000,
         "eval_episodes": 3,

@@ -2,9 +2,10 @@
 
 Steps lie one after the other in a ring. A slot holds an observation and what was done there; each
 episode ends in a slot that holds only its final observation. A slot becomes a possible start when
-the H-th step after it is stored (or its shorter episode has ended), so a segment never crosses an
-episode's end and the last transition is always part of one. Priorities are the leaves of a tree
-with 64 children a node, so drawing and changing them costs the same however much is stored.
+H steps from it on are stored or its episode has ended; what would lie past the end is masked. So a
+segment never crosses an end, and every state, the last ones too, is the start of one. Priorities
+are the leaves of a tree with 64 children a node, so drawing and changing them costs the same
+however much is stored.
 """
 
 from typing import NamedTuple
@@ -143,14 +144,14 @@ def add(replay: Replay, step: Transition, horizon: int) -> Replay:
     cursor = jnp.where(step.done, (here + 2) % capacity, after)
     length = replay.length + 1
 
-    full = length >= horizon
-    begins = full | step.done
-    start = (here + 1 - jnp.minimum(length, horizon)) % capacity
+    back = jnp.arange(horizon)  # steps that may become starts now, counted back from this one
+    begins = (back < length) & (step.done | (back == horizon - 1))
     top = largest(replay.tree)
     fresh = jnp.where(begins, jnp.where(top > 0, top, 1.0), 0.0)
+    starts = jnp.where(begins, (here - back) % capacity, after)
     # The slots ahead may hold old starts that this step overwrites.
-    index = jnp.stack([after, cursor, jnp.where(begins, start, after)])
-    tree = set_leaves(replay.tree, index, jnp.stack([0.0, 0.0, fresh]))
+    index = jnp.concatenate([jnp.stack([after, cursor]), starts])
+    tree = set_leaves(replay.tree, index, jnp.concatenate([jnp.zeros(2), fresh]))
     return Replay(
         obs=replay.obs.at[after].set(step.final_obs).at[cursor].set(step.obs),
         action=replay.action.at[here].set(step.action),

@@ -98,12 +98,12 @@ class Journal:
             self.episodes.append([])
 
     def eligible(self) -> set[tuple[int, int]]:
-        """(episode, t) of every start: complete segments, and short episodes as a whole."""
+        """(episode, t) of every start: complete segments, and every step of an ended episode."""
         now = self.starts[-1] + len(self.episodes[-1])
         found = set()
         for episode, steps in enumerate(self.episodes):
             over, length = episode < self.ended, len(steps)
-            last = max(length - self.horizon, 0) if over else length - self.horizon
+            last = length - 1 if over else length - self.horizon
             for t in range(last + 1):
                 if length and self.starts[episode] + t > now - self.capacity:
                     found.add((episode, t))
@@ -126,11 +126,11 @@ def check_segments(journal: Journal, key: int) -> set[tuple[int, int]]:
     for column in range(128):
         episode, t = (int(v) for v in batch.obs[0, column])
         steps = journal.episodes[episode]
-        short = episode < journal.ended and len(steps) < journal.horizon
+        over = episode < journal.ended
         assert (episode, t) in journal.eligible()
         for k in range(journal.horizon):
             real = t + k < len(steps)
-            assert real or short  # only a whole short episode is padded
+            assert real or over  # only what would lie past an end is masked
             assert batch.mask[k, column] == real
             if not real:
                 assert batch.reward[k, column] == 0 and batch.action[k, column, 0] == 0
