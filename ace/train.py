@@ -72,7 +72,7 @@ def train(run: Run) -> RunState:
             with loop.recorder:
                 loop.recorder.message(
                     f"{len(run.setups)} lane(s) on {jax.devices()[0].device_kind}, "
-                    f"{config.precision}; replay {stored / 2**20:.0f} MiB; "
+                    f"{config.precision}; replay {stored / 2**20:.1f} MiB; "
                     f"{workers} simulator process(es)"
                 )
                 return loop.run()

@@ -1,5 +1,6 @@
 """The files and console lines of a run: exact columns, whole lines, continuation, atomic JSON."""
 
+import io
 import json
 import os
 import time
@@ -7,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from ace.record import LaneInfo, Recorder, read_csv, versions, write_json
+from ace.display import Display, LaneInfo
+from ace.record import Recorder, read_csv, versions, write_json
 
 LANES = [LaneInfo(0, 7, "dmc/cartpole-swingup", ""), LaneInfo(1, 8, "dmc/cartpole-swingup", "")]
 EVAL_HEADER = "lane,seed,task,env_step,return,policy_return,episode_length,wall_time"
@@ -161,3 +164,10 @@ def test_read_csv_converts_numeric_columns(tmp_path):
     assert first["n"] == 1 and isinstance(first["n"], int)
     assert (first["x"], first["task"], second["task"]) == (0.5, "a", "3")
     assert np.isnan(second["x"]) and np.isnan(first["gap"]) and second["gap"] == 4
+
+
+def test_each_part_of_the_panel_has_its_own_line() -> None:
+    console = Console(width=120, file=io.StringIO())
+    console.print(Display([LaneInfo(0, 0, "dmc/walker-run", "")], 100, quiet=True).render())
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert any(line.startswith("lane  task") for line in lines)
