@@ -104,7 +104,11 @@ class Loop:
             notes.append(f"continued at env step {start.agent_step * self.config.action_repeat}")
         self.agent_step, self.next_evaluation = start.agent_step, start.next_evaluation
         self.owed, self.ended, self.metrics = start.owed, start.ended, start.metrics
-        program.compile_ahead(self.state)
+        self.steps = -(-self.config.env_steps // self.config.action_repeat)
+        if self.agent_step < self.steps:
+            program.compile_ahead(self.state)
+        else:
+            notes.append("the run is finished")
         labels = zip(run.setups, run.labels, strict=True)
         self.recorder = Recorder(
             run.folder,
@@ -120,8 +124,7 @@ class Loop:
 
     def run(self) -> RunState:
         """All agent steps that are left of the budget."""
-        config = self.config
-        steps = -(-config.env_steps // config.action_repeat)
+        config, steps = self.config, self.steps
         last_save = time.monotonic()
         try:
             with self.signals():
