@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ace import keys
-from ace.envs import EnvRequest, VectorEnv
+from ace.envs import EnvRequest, Fault, VectorEnv
 from ace.lanes import LaneSetup, Program, pack
 
 
@@ -18,6 +18,15 @@ class Episode(NamedTuple):
     length: int  # environment steps
 
 
+class Collected(NamedTuple):
+    """What one step of all lanes gives."""
+
+    packed: np.ndarray  # [L, 2 O + 3] transitions
+    ended: np.ndarray  # [L] lanes whose episode ended
+    episodes: list[Episode]
+    faults: Sequence[Fault]  # lanes that made no step and whose running episode is void
+
+
 def train_requests(setups: Sequence[LaneSetup]) -> list[EnvRequest]:
     """One training environment per lane."""
     return [
@@ -27,15 +36,24 @@ def train_requests(setups: Sequence[LaneSetup]) -> list[EnvRequest]:
 
 
 class Collector:
-    """Steps the training environments and keeps the returns of running episodes."""
+    """Steps the training environments and keeps the returns of running episodes.
+
+    Where a simulator fails, the running episode is void and the next one begins: its steps must be
+    taken out of the replay again.
+    """
 
     def __init__(self, program: Program, workers: int):
         self.repeat = program.config.action_repeat
         sizes = (program.obs_size, program.action_size)
-        self.envs = VectorEnv(train_requests(program.setups), workers, *sizes)
-        self.returns = np.zeros(len(program.setups))
-        self.lengths = np.zeros(len(program.setups), int)
-        self.episodes = np.zeros(len(program.setups), int)  # finished ones
+        timeout = program.config.env_timeout
+        self.envs = VectorEnv(train_requests(program.setups), workers, *sizes, timeout)
+        lanes = len(program.setups)
+        self.returns = np.zeros(lanes)
+        self.lengths = np.zeros(lanes, int)
+        self.episodes = np.zeros(lanes, int)  # number of the running episode
+        self.void = np.zeros(lanes, int)  # agent steps and ends of episodes not in the replay
+        self.faults = np.zeros(lanes, int)
+        self.in_a_row = np.zeros(lanes, int)  # faults since an episode was finished
 
     def reset(self) -> np.ndarray:
         """First observations [L, O] of the run."""
@@ -45,8 +63,12 @@ class Collector:
         """Start a step of every environment; returns at once."""
         self.envs.send(action)
 
-    def recv(self) -> tuple[np.ndarray, np.ndarray, list[Episode]]:
-        """The packed transitions [L, 2 O + 3], which lanes ended, and their episodes."""
+    def rows(self, agent_step: int) -> np.ndarray:
+        """Slots [L] that the replay has filled, over all rounds: one per step, one per end."""
+        return agent_step + self.episodes - self.void
+
+    def recv(self) -> Collected:
+        """Wait for the step of every environment."""
         step = self.envs.recv()
         done = step.terminated | step.truncated
         self.returns += step.reward
@@ -57,7 +79,15 @@ class Collector:
         ]
         self.returns[done], self.lengths[done] = 0.0, 0
         self.episodes += done
-        return pack(step.obs, step.final_obs, step.reward, step.terminated, done), done, ended
+        self.in_a_row[done] = 0
+        failed = [f.row for f in step.faults]
+        # This step was not made, and the episode has no end: one slot less each.
+        self.void[failed] += self.lengths[failed] // self.repeat + 1
+        self.returns[failed], self.lengths[failed] = 0.0, 0
+        for count in (self.episodes, self.faults, self.in_a_row):
+            count[failed] += 1
+        packed = pack(step.obs, step.final_obs, step.reward, step.terminated, done)
+        return Collected(packed, done, ended, step.faults)
 
     def close(self) -> None:
         """Stop the simulators."""

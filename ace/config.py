@@ -229,6 +229,10 @@ class Config:
     """Arithmetic: f32, tf32 matmuls, or bf16 activations; auto is bf16 on a GPU, f32 on a CPU."""
     workers: int = -1
     """Simulator processes; -1 is one per core, 0 steps them in this process."""
+    env_timeout: int = 120
+    """Seconds without an answer after which a simulator process is taken for hung and replaced."""
+    fault_limit: int = 5
+    """Simulator faults of one lane, without an episode finished between them, that stop the run."""
     net: NetConfig = field(default_factory=NetConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
     learn: LearnConfig = field(default_factory=LearnConfig)
@@ -314,6 +318,8 @@ def validate(config: Config) -> None:
         "learn.updates_per_step": learn.updates_per_step,
         "learn.target_period": learn.target_period,
         "parity.policy_delay": c.parity.policy_delay,
+        "env_timeout": c.env_timeout,
+        "fault_limit": c.fault_limit,
         **{f"net.{name}": value for name, value in flatten(c.net).items()},
     }
     for name, value in positive.items():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ace import keys
-from ace.envs import EnvRequest, VectorEnv, make
+from ace.envs import EnvError, EnvRequest, VectorEnv, make
 from ace.lanes import Program
 from ace.types import LearnerState
 
@@ -19,6 +19,10 @@ class Evaluation(NamedTuple):
     ret: float
     policy_ret: float
     length: float  # environment steps of the planner's episodes
+
+
+class _Failed(Exception):
+    """A simulator failed and was replaced."""
 
 
 class Evaluator:
@@ -35,7 +39,8 @@ class Evaluator:
             for i, s in enumerate(program.setups)
             for e in range(episodes)
         ]
-        self.envs = VectorEnv(requests, workers, program.obs_size, program.action_size)
+        sizes = (program.obs_size, program.action_size)
+        self.envs = VectorEnv(requests, workers, *sizes, program.config.env_timeout)
 
     def run(self, learner: LearnerState, agent_step: int) -> list[Evaluation]:
         """Evaluate every lane; each environment plays one episode from its fixed seed."""
@@ -58,14 +63,28 @@ class Evaluator:
         return [Evaluation(float(r), float(p), float(n)) for r, p, n in rows]
 
     def _play(self, act: Callable[[jax.Array, int], jax.Array]) -> tuple[np.ndarray, np.ndarray]:
+        """Mean return and length per lane; all is played again if a simulator fails."""
+        failure = ""
+        for attempt in range(self.program.config.fault_limit):
+            # What fails twice may fail always in these episodes: others are played then.
+            obs = self.envs.reset(self.seeds if attempt < 2 else None)
+            try:
+                return self._play_once(act, obs)
+            except _Failed as error:
+                failure = str(error)
+        raise EnvError(failure)
+
+    def _play_once(self, act: Callable, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean return and length per lane of one episode in every environment."""
         shape = (len(self.program.setups), self.episodes)
         returns, lengths = np.zeros(shape), np.zeros(shape)
         running = np.ones(shape, bool)
-        obs, count = self.envs.reset(self.seeds), 0
+        count = 0
         while running.any():
             action = np.asarray(act(jnp.asarray(obs.reshape(*shape, -1)), count))
             step = self.envs.step(action.reshape(obs.shape[0], -1))
+            if step.faults:
+                raise _Failed(f"{step.faults[0].text}\nin step {count + 1} of an evaluation")
             returns += np.where(running, step.reward.reshape(shape), 0.0)
             lengths += running * self.repeat
             running &= ~(step.terminated | step.truncated).reshape(shape)

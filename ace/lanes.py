@@ -97,6 +97,7 @@ class Program:
         self.act_policy = over(self._act_policy, (0, 0, 0))
         self.act_seed = over(self._act_seed, (0, None))
         self.add = over(self._add, (0, 0, 0, 0), donate=(1,))
+        self.drop = over(replay.drop, (0, 0), donate=(0,))
         self.update = over(self._update, (0, 0, 0, None, 0), donate=(1, 2))
 
     def _lane(self, setup: LaneSetup) -> Lane:

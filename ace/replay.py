@@ -50,7 +50,7 @@ def init(capacity: int, obs: jax.Array, action_size: int) -> Replay:
         reward=zeros(capacity),
         terminated=zeros(capacity, bool),
         final=zeros(capacity, bool),
-        tree=init_tree(capacity),
+        tree=build_tree(zeros(capacity)),
         cursor=zeros((), jnp.int32),
         length=zeros((), jnp.int32),
         stored=jnp.ones((), jnp.int32),
@@ -70,13 +70,17 @@ def capacity_for(steps: int, max_episode_steps: int | None, fixed_length: bool) 
     return 2 * steps + 2
 
 
-def init_tree(capacity: int) -> Tree:
-    """All priorities zero."""
-    sums = [jnp.zeros(-(-capacity // FAN) * FAN)]
+def build_tree(leaves: jax.Array) -> Tree:
+    """The tree over priorities [n]."""
+
+    def fill(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, (0, -x.shape[0] % FAN))
+
+    sums, maxima = [fill(leaves)], [fill(leaves)]
     while sums[-1].shape[0] > FAN:
-        n = sums[-1].shape[0] // FAN
-        sums.append(jnp.zeros(-(-n // FAN) * FAN))
-    return Tree(tuple(sums), tuple(jnp.zeros_like(s) for s in sums[1:]))
+        sums.append(fill(sums[-1].reshape(-1, FAN).sum(-1)))
+        maxima.append(fill(maxima[-1].reshape(-1, FAN).max(-1)))
+    return Tree(tuple(sums), tuple(maxima[1:]))
 
 
 def set_leaves(tree: Tree, index: jax.Array, value: jax.Array) -> Tree:
@@ -162,6 +166,31 @@ def add(replay: Replay, step: Transition, horizon: int) -> Replay:
         cursor=cursor,
         length=jnp.where(step.done, 0, length),
         stored=jnp.minimum(replay.stored + 1 + step.done, capacity),
+    )
+
+
+def drop(replay: Replay, dropped: jax.Array) -> Replay:
+    """Forget the running episode where `dropped` holds; the newest observation begins the next."""
+    capacity = replay.obs.shape[0]
+    begin = (replay.cursor - replay.length) % capacity
+    gone = dropped & ((jnp.arange(capacity) - begin) % capacity <= replay.length)
+
+    def clear(x: jax.Array) -> jax.Array:
+        return jnp.where(gone.reshape(-1, *[1] * (x.ndim - 1)), jnp.zeros_like(x), x)
+
+    kept = clear(replay.tree.sums[0][:capacity])
+    tree = jax.tree.map(lambda a, b: jnp.where(dropped, a, b), build_tree(kept), replay.tree)
+    obs, newest = clear(replay.obs), replay.obs[replay.cursor]
+    return Replay(
+        obs=obs.at[begin].set(jnp.where(dropped, newest, obs[begin])),
+        action=clear(replay.action),
+        reward=clear(replay.reward),
+        terminated=clear(replay.terminated),
+        final=clear(replay.final),
+        tree=tree,
+        cursor=jnp.where(dropped, begin, replay.cursor),
+        length=jnp.where(dropped, 0, replay.length),
+        stored=replay.stored - jnp.where(dropped, jnp.minimum(replay.length, capacity - 1), 0),
     )
 
 

@@ -54,7 +54,7 @@ class Keeper:
         """Copy the state off the device, then write it in the background."""
         self.wait()
         arrays = named_arrays(jax.device_get(self._tree(state, at.metrics)))
-        now = at.agent_step + collector.episodes  # every episode has one slot more than steps
+        now = collector.rows(at.agent_step)
         start = np.maximum(self.saved, now - self.capacity)
         rows = self._fetch(state.replay, start, now) if (now > start).any() else {}
         name = f"{at.agent_step:010d}.safetensors"
@@ -67,6 +67,8 @@ class Keeper:
             "returns": collector.returns.tolist(),
             "lengths": collector.lengths.tolist(),
             "episodes": collector.episodes.tolist(),
+            "void": collector.void.tolist(),
+            "faults": collector.faults.tolist(),
         }
 
         def work() -> None:
@@ -79,6 +81,10 @@ class Keeper:
         self.ends = {n: end for n, end in self.ends.items() if n not in useless} | {name: now}
         self.writer = threading.Thread(target=work)
         self.writer.start()
+
+    def rewind(self, rows: np.ndarray) -> None:
+        """Note that the replay was taken back to these rows: later ones are to be saved again."""
+        self.saved = np.minimum(self.saved, rows)
 
     def wait(self) -> None:
         """Wait for the last save; its error, if any, is raised here."""
@@ -133,13 +139,14 @@ class Keeper:
         store = {
             name: np.zeros(x.shape, x.dtype) for name, x in rows._asdict().items() if name in ROWS
         }
+        end = np.zeros(lanes, int)
         for name, found in zip(self.files.rows, saved.rows, strict=True):
-            self.ends[name] = self._place(store, found)
+            self.ends[name] = end = self._place(store, found, end)
         tree, host = saved.tree, saved.host
         collector.returns = np.array(host["returns"], float)
-        collector.lengths = np.array(host["lengths"], int)
-        collector.episodes = np.array(host["episodes"], int)
-        self.saved = saved.agent_step + collector.episodes
+        for name in ("lengths", "episodes", "void", "faults"):
+            setattr(collector, name, np.array(host[name], int))
+        self.saved = collector.rows(saved.agent_step)
         store["obs"][np.arange(lanes), tree["cursor"]] = tree["pending"]
         counters = {name: np.array(tree[name]) for name in ("cursor", "length", "stored")}
         notes += self._rejoin(collector, store, counters, tree["pending"])
@@ -162,12 +169,19 @@ class Keeper:
             notes,
         )
 
-    def _place(self, store: dict[str, np.ndarray], rows: dict[str, np.ndarray]) -> np.ndarray:
-        """Put the rows of one file into the replay; give where each lane's rows end."""
+    def _place(
+        self, store: dict[str, np.ndarray], rows: dict[str, np.ndarray], end: np.ndarray
+    ) -> np.ndarray:
+        """Put the rows of one file into the replay; give where each lane's rows end.
+
+        Rows from its start to the `end` of the file before were dropped again.
+        """
         begin = 0
         for lane, (start, count) in enumerate(zip(rows["start"], rows["count"], strict=True)):
+            dropped = np.arange(start, end[lane]) % self.capacity
             slots = (start + np.arange(count)) % self.capacity
             for name in ROWS:
+                store[name][lane, dropped] = 0
                 store[name][lane, slots] = rows[name][begin : begin + count]
             begin += count
         return rows["start"] + rows["count"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import numpy as np
 from ace import checkpoint, replay, resume
 from ace.collect import Collector
 from ace.config import Config, ConfigError
-from ace.envs import get_spec
+from ace.envs import EnvError, Fault, get_spec
 from ace.evaluate import Evaluator
 from ace.lanes import LaneSetup, Program, RunState
 from ace.record import LaneInfo, Recorder, versions, write_json
@@ -92,11 +92,17 @@ class Loop:
         self.evaluator: Evaluator | None = None
         self.save_seconds = 60 * run.save_minutes
         self.signum = 0
+        self.steps = -(-self.config.env_steps // self.config.action_repeat)
+        self.last_env_step = self.steps * self.config.action_repeat
         found = self.keeper.load(collector)
         if found is None:
             self.state = program.init_state(collector.reset(), capacity)
             start = resume.Progress(
-                0, self.config.eval_every, np.zeros(lanes, int), np.zeros(lanes, bool), {}
+                0,
+                min(self.config.eval_every, self.last_env_step),
+                np.zeros(lanes, int),
+                np.zeros(lanes, bool),
+                {},
             )
             notes = []
         else:
@@ -104,7 +110,6 @@ class Loop:
             notes.append(f"continued at env step {start.agent_step * self.config.action_repeat}")
         self.agent_step, self.next_evaluation = start.agent_step, start.next_evaluation
         self.owed, self.ended, self.metrics = start.owed, start.ended, start.metrics
-        self.steps = -(-self.config.env_steps // self.config.action_repeat)
         if self.agent_step < self.steps:
             program.compile_ahead(self.state)
         else:
@@ -116,35 +121,41 @@ class Loop:
             self.config.env_steps,
             run.tensorboard,
             run.quiet,
-            metric_names=program.agent.METRICS,
+            metric_names=(*program.agent.METRICS, "faults"),
             resume_at=start.agent_step * self.config.action_repeat,
         )
         for note in notes:
             self.recorder.message(note)
 
+    @property
+    def env_step(self) -> int:
+        """Environment steps of each lane so far."""
+        return self.agent_step * self.config.action_repeat
+
     def run(self) -> RunState:
         """All agent steps that are left of the budget."""
-        config, steps = self.config, self.steps
         last_save = time.monotonic()
         try:
             with self.signals():
-                while self.agent_step < steps:
+                if self.env_step >= self.next_evaluation:  # it failed, and the run was continued
+                    self.evaluate()
+                while self.agent_step < self.steps:
                     self.step(self.agent_step)
-                    self.agent_step += 1
-                    env_step = self.agent_step * config.action_repeat
                     self.recorder.progress(
-                        env_step, skipped_updates=self.skipped(), updates_ahead=0
+                        self.env_step,
+                        skipped_updates=self.skipped(),
+                        simulator_faults=self.collector.faults,
+                        updates_ahead=0,
                     )
-                    if env_step >= self.next_evaluation or self.agent_step == steps:
-                        self.next_evaluation += config.eval_every
-                        self.evaluate(self.agent_step, env_step)
+                    if self.env_step >= self.next_evaluation:
+                        self.evaluate()
                     due = time.monotonic() - last_save > self.save_seconds > 0
-                    if due or self.signum or self.agent_step == steps:
+                    if due or self.signum or self.agent_step == self.steps:
                         self.save()
                         last_save = time.monotonic()
-                    if self.signum and self.agent_step < steps:
+                    if self.signum and self.agent_step < self.steps:
                         self.keeper.wait()
-                        raise Stopped(self.signum, self.folder, env_step)
+                        raise Stopped(self.signum, self.folder, self.env_step)
                 self.keeper.wait()
         finally:
             if self.evaluator:
@@ -190,16 +201,42 @@ class Loop:
         self.collector.send(np.asarray(action))
         if agent_step >= config.seed_steps:
             learner, store = self.learn(learner, store, agent_step)
-        packed, self.ended, episodes = self.collector.recv()
-        store = program.add(program.lane, store, action, jnp.asarray(packed))
-        self.state = RunState(learner, memory, store)
+        got = self.collector.recv()
+        store = program.add(program.lane, store, action, jnp.asarray(got.packed))
+        if got.faults:
+            void = np.isin(np.arange(len(program.setups)), [f.row for f in got.faults])
+            store = program.drop(store, jnp.asarray(void))
+            self.keeper.rewind(self.collector.rows(agent_step + 1))
+        self.state, self.ended = RunState(learner, memory, store), got.ended
         self.owed = self.owed + config.learn.updates_per_step
-        if episodes:
+        self.agent_step = agent_step + 1
+        if got.episodes:
             metrics = jax.device_get(self.metrics)
-            for e in episodes:
+            for e in got.episodes:
                 mine = {k: float(v[e.lane]) for k, v in metrics.items()}
-                env_step = (agent_step + 1) * config.action_repeat
-                self.recorder.episode(e.lane, env_step, e.ret, e.length, mine)
+                mine["faults"] = int(self.collector.faults[e.lane])
+                self.recorder.episode(e.lane, self.env_step, e.ret, e.length, mine)
+        if got.faults:
+            self.report(got.faults)
+
+    def report(self, faults: Sequence[Fault]) -> None:
+        """Say which simulators were replaced; stop the run where that does not help."""
+        where = f"at env step {self.env_step}"
+        for text in dict.fromkeys(f.text for f in faults):  # a worker may hold many lanes
+            first = text.partition("\n")[0]
+            self.recorder.message(f"{first} {where}; replaced, the running episode dropped")
+        for f in faults:
+            row = int(self.collector.in_a_row[f.row])
+            if f.final or row >= self.config.fault_limit:
+                why = "" if f.final else f"\n{row} faults without an episode finished between them"
+                self.give_up(f"{where}: {f.text}{why}")
+
+    def give_up(self, reason: str) -> NoReturn:
+        """Save, then stop for good."""
+        self.save()
+        self.keeper.wait()
+        saved = f"stopped and saved at env step {self.env_step}; `ace resume {self.folder}` goes on"
+        raise EnvError(f"{reason}\n{saved}")
 
     def learn(self, learner: Any, store: Any, agent_step: int) -> tuple[Any, Any]:
         """Make the updates that are due: all that are owed, or, in blocks, those of lanes whose
@@ -225,14 +262,20 @@ class Loop:
         """Updates left out so far, as a device array that only a redraw reads."""
         return self.metrics.get("skipped_updates", 0)
 
-    def evaluate(self, agent_step: int, env_step: int) -> None:
+    def evaluate(self) -> None:
         """Evaluate every lane and save the agents."""
-        if self.evaluator is None:
-            self.evaluator = Evaluator(self.program, self.config.eval_episodes, self.workers)
         learner = self.state.learner
-        for lane, e in enumerate(self.evaluator.run(learner, agent_step)):
-            self.recorder.evaluation(lane, env_step, e.ret, e.policy_ret, e.length)
-        save_agents(self.folder, learner, agent_step)
+        try:
+            if self.evaluator is None:
+                self.evaluator = Evaluator(self.program, self.config.eval_episodes, self.workers)
+            results = self.evaluator.run(learner, self.agent_step)
+        except EnvError as error:
+            self.give_up(str(error))
+        for lane, e in enumerate(results):
+            self.recorder.evaluation(lane, self.env_step, e.ret, e.policy_ret, e.length)
+        save_agents(self.folder, learner, self.agent_step)
+        following = min(self.next_evaluation + self.config.eval_every, self.last_env_step)
+        self.next_evaluation = following if self.agent_step < self.steps else following + 1
 
 
 def agent_part(learner: Any) -> dict[str, Any]:

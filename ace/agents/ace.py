@@ -139,8 +139,9 @@ def update(
     agent_step: jax.Array,
     active: jax.Array,
 ) -> tuple[LearnerState, replay.Replay, Metrics]:
-    """Sample, learn, write priorities; a lane that is not active stays as it is."""
+    """Sample, learn, write priorities; a lane that is not active or has no data stays as it is."""
     config = lane.config
+    active = active & (replay.total(store.tree) > 0)
     batch = learner.draw(lane, state, store)
     state, priority, metrics = learner.update(lane, state, batch, agent_step, active)
     store = replay.set_priorities(store, config.replay, batch.index, priority, active)

@@ -3,13 +3,14 @@ imported only when a task needs them."""
 
 from ace.envs.api import Env, EnvError, EnvSpec, StepResult, TaskError
 from ace.envs.registry import get_spec, make, task_names, validate
-from ace.envs.vector import EnvRequest, VectorEnv, VectorStep
+from ace.envs.vector import EnvRequest, Fault, VectorEnv, VectorStep
 
 __all__ = [
     "Env",
     "EnvError",
     "EnvRequest",
     "EnvSpec",
+    "Fault",
     "StepResult",
     "TaskError",
     "VectorEnv",

@@ -10,18 +10,22 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from multiprocessing import Pipe
 from typing import NamedTuple
 
 import numpy as np
 
 from ace.envs.api import EnvError
-from ace.envs.worker import CLOSE, DONE, STEP, EnvRequest, Group, arrays_nbytes, arrays_over
+from ace.envs.worker import CLOSE, DONE, STEP, EnvRequest, Fault, Group, arrays_nbytes, arrays_over
 
-__all__ = ["EnvRequest", "VectorEnv", "VectorStep"]
+__all__ = ["EnvRequest", "Fault", "VectorEnv", "VectorStep"]
+
+Reply = Exception | list[Fault] | None
 
 CLOSE_SECONDS = 5.0
 # One thread per worker: there are as many workers as cores.
@@ -42,54 +46,77 @@ class VectorStep(NamedTuple):
     reward: np.ndarray  # float32 [N]
     terminated: np.ndarray  # bool [N]
     truncated: np.ndarray  # bool [N]
+    faults: Sequence[Fault] = ()  # rows where no step was made: a new episode begins with obs
+
+
+class WorkerLost(EnvError):
+    """A worker process died or does not answer."""
 
 
 class VectorEnv:
     """N environments that are reset and stepped together, spread over `workers` processes.
 
     `obs_size` and `action_size` may exceed an environment's own: observations are padded with
-    zeros and actions cut. With workers=0 the environments live in this process. After an error
-    the whole pool is closed.
+    zeros and actions cut. With workers=0 the environments live in this process. What fails in a
+    step is replaced: an environment that raises or returns non-finite numbers, and a worker that
+    dies or does not answer within `timeout` seconds, with all of its environments. The step says
+    so in `faults`. After any other error the whole pool is closed.
     """
 
     def __init__(
-        self, requests: Sequence[EnvRequest], workers: int, obs_size: int, action_size: int
+        self,
+        requests: Sequence[EnvRequest],
+        workers: int,
+        obs_size: int,
+        action_size: int,
+        timeout: float = 120.0,
     ) -> None:
         if not requests:
             raise ValueError("VectorEnv needs at least one request")
         if workers < 0:
             raise ValueError(f"workers is {workers}; use 0 for this process, or more")
+        self._requests = list(requests)
         self._count = len(requests)
+        self._timeout = timeout
         self._state = "new"
         self._groups: list[_Local | _Remote] = []
-        self._finalizer = weakref.finalize(self, _close_all, self._groups)
-        sizes = (self._count, obs_size, action_size)
-        with self._closed_on_error(), _memory_file(arrays_nbytes(*sizes)) as memory_fd:
-            memory = mmap.mmap(memory_fd, arrays_nbytes(*sizes))
-            self._arrays = arrays_over(memory, *sizes)
+        self._sizes = (self._count, obs_size, action_size)
+        self._memory_fd = _memory_file(arrays_nbytes(*self._sizes))
+        self._finalizer = weakref.finalize(self, _close_all, self._groups, self._memory_fd)
+        self._episodes = np.full(self._count, -1)
+        with self._closed_on_error():
+            memory = mmap.mmap(self._memory_fd, arrays_nbytes(*self._sizes))
+            self._arrays = arrays_over(memory, *self._sizes)
             if workers == 0:
                 self._groups.append(_Local(Group(requests, 0, self._arrays)))
             for start, stop in _split(self._count, workers):
-                self._groups.append(_Remote(requests[start:stop], start, memory_fd, sizes))
+                self._groups.append(self._start(start, stop))
             self._finish()
 
     def reset(self, seeds: Sequence[int] | None = None) -> np.ndarray:
         """Start new episodes everywhere, re-seeded where seeds are given, and give obs [N, O]."""
         if seeds is not None and len(seeds) != self._count:
             raise ValueError(f"{len(seeds)} seeds for {self._count} environments")
-        return self._begin("reset", None if seeds is None else [int(s) for s in seeds])
+        if seeds is not None:
+            seeds = [int(s) for s in seeds]
+            for row, seed in enumerate(seeds):
+                self._requests[row] = replace(self._requests[row], seed=seed)
+            self._episodes[:] = -1
+        self._episodes += 1
+        return self._begin("reset", seeds)
 
     def restore(self, episodes: Iterable[int], actions: Sequence[np.ndarray]) -> np.ndarray:
         """Go back into the given episodes by playing their actions again, and give obs [N, O]."""
-        return self._begin("restore", ([int(e) for e in episodes], list(actions)))
+        self._episodes[:] = list(episodes)
+        return self._begin("restore", (self._episodes.tolist(), list(actions)), endless=True)
 
-    def _begin(self, command: str, argument: object) -> np.ndarray:
+    def _begin(self, command: str, argument: object, endless: bool = False) -> np.ndarray:
         self._expect("new", "idle")
         message = pickle.dumps((command, argument))
         with self._closed_on_error():
             for group in self._groups:
                 group.send(message)
-            self._finish()
+            self._finish(None if endless else self._timeout)
         self._state = "idle"
         return self._arrays.obs.copy()
 
@@ -114,15 +141,18 @@ class VectorEnv:
         """Wait for the step that `send` started; the arrays are copies, safe to keep."""
         self._expect("waiting")
         with self._closed_on_error():
-            self._finish()
+            faults = self._finish_step()
         self._state = "idle"
         shared = self._arrays
+        self._episodes += shared.terminated | shared.truncated
+        self._episodes[[f.row for f in faults]] += 1
         return VectorStep(
             shared.obs.copy(),
             shared.final_obs.copy(),
             shared.reward.copy(),
             shared.terminated.copy(),
             shared.truncated.copy(),
+            faults,
         )
 
     def step(self, actions: np.ndarray) -> VectorStep:
@@ -154,12 +184,53 @@ class VectorEnv:
             self.close()
             raise
 
-    def _finish(self) -> None:
+    def _start(self, start: int, stop: int) -> "_Remote":
+        return _Remote(self._requests[start:stop], start, self._memory_fd, self._sizes)
+
+    def _replies(self, timeout: float | None) -> list[Reply]:
+        """One reply of every group, all within the time limit."""
+        end = None if timeout is None else time.monotonic() + timeout
+        return [g.recv(None if end is None else end - time.monotonic()) for g in self._groups]
+
+    def _finish(self, timeout: float | None = None) -> None:
         """Collect one reply of every group, then raise the first error among them."""
-        errors = [group.recv() for group in self._groups]
-        for error in errors:
-            if error is not None:
-                raise error
+        for reply in self._replies(timeout):
+            if isinstance(reply, Exception):
+                raise reply
+
+    def _finish_step(self) -> list[Fault]:
+        """Collect one reply of every group and replace the workers that are lost."""
+        faults: list[Fault] = []
+        for index, reply in enumerate(self._replies(self._timeout)):
+            if isinstance(reply, WorkerLost):
+                faults += self._replace(index, reply)
+            elif isinstance(reply, Exception):
+                raise reply
+            else:
+                faults += reply or []
+        return faults
+
+    def _replace(self, index: int, why: WorkerLost) -> list[Fault]:
+        """Put a new worker in the place of one that is lost; its environments begin anew."""
+        lost = self._groups[index]
+        assert isinstance(lost, _Remote)
+        lost.kill()
+        rows = range(lost.first_row, lost.first_row + len(lost.requests))
+        self._arrays.obs[rows] = 0.0
+        text, final = str(why), False
+        self._groups[index] = group = self._start(rows.start, rows.stop)
+        nothing = [np.zeros((0, self._sizes[2]), np.float32)] * self._count
+        begin = pickle.dumps(("restore", ((self._episodes + 1).tolist(), nothing)))
+        for message in (None, begin):  # the reply to the start needs no message
+            if message:
+                group.send(message)
+            reply = group.recv(self._timeout)
+            if isinstance(reply, Exception):
+                text, final = f"{text}\nIts replacement failed too. {reply}", True
+                break
+        for row in rows:
+            self._arrays.begin_anew(row)
+        return [Fault(row, text, final) for row in rows]
 
 
 class _Local:
@@ -173,15 +244,14 @@ class _Local:
         """Keep the message until the reply is asked for."""
         self._message = message
 
-    def recv(self) -> Exception | None:
-        """Do what the message says and give the error, if any."""
+    def recv(self, timeout: float | None) -> Reply:
+        """Do what the message says and give the error or the faults, if any."""
         if self._message is None:  # the reply to the start
             return None
         try:
-            self._group.run(*pickle.loads(self._message))
+            return self._group.run(*pickle.loads(self._message))
         except Exception as error:
             return error
-        return None
 
     def ask_to_close(self) -> None:
         """Nothing to ask for."""
@@ -201,24 +271,24 @@ class _Remote:
         memory_fd: int,
         sizes: tuple[int, int, int],
     ) -> None:
-        self._requests = list(requests)
-        self._agent_step = 0
+        self.requests, self.first_row = list(requests), first_row
         self._connection, theirs = Pipe()
         with theirs:
             self._process = _start_worker(theirs.fileno(), memory_fd)
-        self.send(pickle.dumps((self._requests, first_row, sizes)))
+        self.send(pickle.dumps((self.requests, first_row, sizes)))
 
     def send(self, message: bytes) -> None:
         """Pass a message to the worker."""
-        self._agent_step += message is STEP
-        with suppress(ConnectionError):  # a dead worker is reported by recv
+        with suppress(OSError):  # a dead worker is reported by recv
             self._connection.send_bytes(message)
 
-    def recv(self) -> Exception | None:
-        """Wait for the worker's reply: the error, if any."""
+    def recv(self, timeout: float | None) -> Reply:
+        """Wait for the worker's reply: the error or the faults, if any."""
         try:
+            if timeout is not None and not self._connection.poll(max(timeout, 0.0)):
+                return WorkerLost(f"the worker of {self._held()} does not answer")
             reply = self._connection.recv_bytes()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):
             return self._death()
         return None if reply == DONE else pickle.loads(reply)
 
@@ -226,6 +296,12 @@ class _Remote:
         """Tell the worker to close its environments and exit."""
         with suppress(OSError):
             self._connection.send_bytes(CLOSE)
+
+    def kill(self) -> None:
+        """End the worker at once."""
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
 
     def close(self) -> None:
         """Wait for the end of the worker, and make sure of it."""
@@ -236,8 +312,10 @@ class _Remote:
             self._process.kill()
             self._process.wait()
 
-    def _death(self) -> EnvError:
-        held = ", ".join(f"{request.label} ({request.task})" for request in self._requests)
+    def _held(self) -> str:
+        return ", ".join(f"{request.label} ({request.task})" for request in self.requests)
+
+    def _death(self) -> WorkerLost:
         self._connection.close()
         try:
             code = self._process.wait(CLOSE_SECONDS)
@@ -246,7 +324,7 @@ class _Remote:
         why = f"exit code {code}"
         if code is not None and code < 0:
             why += f", killed by {signal.Signals(-code).name}"
-        return EnvError(f"the worker of {held} died at agent step {self._agent_step} ({why})")
+        return WorkerLost(f"the worker of {self._held()} died ({why})")
 
 
 def _start_worker(connection_fd: int, memory_fd: int) -> subprocess.Popen[bytes]:
@@ -265,26 +343,23 @@ def _start_worker(connection_fd: int, memory_fd: int) -> subprocess.Popen[bytes]
     )
 
 
-def _close_all(groups: list[_Local | _Remote]) -> None:
+def _close_all(groups: list[_Local | _Remote], memory_fd: int) -> None:
     for group in groups:
         group.ask_to_close()
     for group in groups:
         group.close()
+    os.close(memory_fd)
 
 
-@contextmanager
-def _memory_file(size: int) -> Iterator[int]:
+def _memory_file(size: int) -> int:
     """Open a file of the given size that has no name, so that nothing can be left behind."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("ace-envs")
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
-    try:
-        os.ftruncate(fd, size)
-        yield fd
-    finally:
-        os.close(fd)
+    os.ftruncate(fd, size)
+    return fd
 
 
 def _split(count: int, parts: int) -> list[tuple[int, int]]:

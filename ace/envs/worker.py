@@ -7,16 +7,18 @@ import pickle
 import signal
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ace.envs.api import Env, EnvError, TaskError
 from ace.envs.registry import make
 
-# Messages are pickled tuples (command, argument). The frequent ones are pickled once.
+# Messages are pickled tuples (command, argument); replies are None, an exception, or the faults of
+# a step. The frequent ones are pickled once.
 STEP = pickle.dumps(("step", None))
 CLOSE = pickle.dumps(("close", None))
 DONE = pickle.dumps(None)
@@ -32,6 +34,14 @@ class EnvRequest:
     label: str
 
 
+class Fault(NamedTuple):
+    """An environment that failed in a step."""
+
+    row: int
+    text: str
+    final: bool = False  # it could not be replaced
+
+
 @dataclass(frozen=True)
 class Arrays:
     """The arrays that parent and workers share; row i belongs to environment i."""
@@ -42,6 +52,12 @@ class Arrays:
     reward: np.ndarray  # float32 [N]
     terminated: np.ndarray  # bool [N]
     truncated: np.ndarray  # bool [N]
+
+    def begin_anew(self, row: int) -> None:
+        """Make a row look like the start of an episode: no step came before its observation."""
+        self.final_obs[row] = self.obs[row]
+        self.reward[row] = 0.0
+        self.terminated[row] = self.truncated[row] = False
 
 
 def arrays_nbytes(count: int, obs_size: int, action_size: int) -> int:
@@ -75,7 +91,7 @@ class Lane:
     def __init__(self, request: EnvRequest, row: int, arrays: Arrays) -> None:
         self.request = request
         self.row = row
-        self.env: Env = make(request.task, request.seed, request.action_repeat)
+        self.env = self.make()
         spec = self.env.spec
         rows = (arrays.obs[row], arrays.action[row])
         for what, size, given in zip(
@@ -88,6 +104,10 @@ class Lane:
         self.final_obs = arrays.final_obs[row, : spec.obs_size]
         self.seed = request.seed
         self.episode = -1
+
+    def make(self) -> Env:
+        """A new environment of this lane."""
+        return make(self.request.task, self.request.seed, self.request.action_repeat)
 
     def begin(self, episode: int) -> np.ndarray:
         """Reset into an episode, which is a function of the seed, its number and the actions.
@@ -105,7 +125,6 @@ class Group:
 
     def __init__(self, requests: Sequence[EnvRequest], first_row: int, arrays: Arrays) -> None:
         self.arrays = arrays
-        self.agent_step = 0
         self.lanes: list[Lane] = []
         for row, request in enumerate(requests, first_row):
             try:
@@ -114,14 +133,13 @@ class Group:
                 self.close()
                 raise _labelled(error, request, "could not be made") from error
 
-    def run(self, command: str, argument: Any) -> None:
+    def run(self, command: str, argument: Any) -> list[Fault] | None:
         """Do what a message asks for."""
         if command == "step":
-            self.step()
-        elif command == "restore":
-            self.restore(*argument)
-        else:
-            self.reset(argument)
+            return self.step() or None
+        if command == "restore":
+            return self.restore(*argument)
+        return self.reset(argument)
 
     def reset(self, seeds: Sequence[int] | None) -> None:
         """Start the next episodes, or the first ones of new seeds, which are those of all rows."""
@@ -144,9 +162,12 @@ class Group:
             except Exception as error:
                 raise self._failed(error, lane, "restore") from error
 
-    def step(self) -> None:
-        """Step every lane once; a lane whose episode ends starts the next one at once."""
-        self.agent_step += 1
+    def step(self) -> list[Fault]:
+        """Step every lane once; a lane whose episode ends starts the next one at once.
+
+        An environment that fails is made anew and begins its next episode; the others go on.
+        """
+        faults = []
         reward, terminated, truncated = (
             self.arrays.reward,
             self.arrays.terminated,
@@ -159,10 +180,26 @@ class Group:
                 lane.final_obs[:] = result.obs
                 lane.obs[:] = lane.begin(lane.episode + 1) if ended else result.obs
             except Exception as error:
-                raise self._failed(error, lane, "step") from error
+                faults.append(self._replace(lane, self._failed(error, lane, "step")))
+                continue
             reward[lane.row] = result.reward
             terminated[lane.row] = result.terminated
             truncated[lane.row] = result.truncated
+        return faults
+
+    def _replace(self, lane: Lane, error: Exception) -> Fault:
+        with suppress(Exception):  # it is broken, it may fail in this too
+            lane.env.close()
+        lane.obs[:] = 0.0
+        fault = Fault(lane.row, str(error))
+        try:
+            lane.env = lane.make()
+            lane.obs[:] = lane.begin(lane.episode + 1)
+        except Exception as again:
+            text = f"{error}\nIts replacement failed too. {self._failed(again, lane, 'reset')}"
+            fault = Fault(lane.row, text, final=True)
+        self.arrays.begin_anew(lane.row)
+        return fault
 
     def close(self) -> None:
         """Close every environment."""
@@ -171,7 +208,7 @@ class Group:
         self.lanes = []
 
     def _failed(self, error: Exception, lane: Lane, what: str) -> Exception:
-        return _labelled(error, lane.request, f"failed in {what} at agent step {self.agent_step}")
+        return _labelled(error, lane.request, f"failed in {what}")
 
 
 def _labelled(error: Exception, request: EnvRequest, what: str) -> Exception:
@@ -210,8 +247,10 @@ def serve(connection: Connection, memory_fd: int) -> None:
             group.close()
             return
         try:
-            group.run(command, argument)
+            reply = group.run(command, argument)
         except Exception as error:
-            connection.send(error)
-        else:
+            reply = error
+        if reply is None:
             connection.send_bytes(DONE)
+        else:
+            connection.send(reply)

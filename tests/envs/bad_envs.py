@@ -2,7 +2,8 @@
 import string."""
 
 import os
-from typing import Any
+import time
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -92,6 +93,36 @@ class Die(Counter):
         if self.count == 2:
             os._exit(7)
         return 0.0
+
+
+class Hang(Counter):
+    """Does not come back from its second step."""
+
+    def reward(self, action: Any) -> float:
+        """Break at the second step."""
+        if self.count == 2:
+            time.sleep(600)
+        return 0.0
+
+
+class OnlyOnce(NanReward):
+    """Breaks at its first step and cannot be made a second time in one process."""
+
+    made: ClassVar[set[str]] = set()
+
+    def __init__(self) -> None:
+        super().__init__()
+        if "one" in self.made:
+            raise OSError("there is no second one")
+        self.made.add("one")
+
+
+class Flaky(Counter):
+    """Breaks in the third step of every other episode or so, which its seed decides."""
+
+    def reward(self, action: Any) -> float:
+        """Break where the start is above zero."""
+        return float("nan") if self.count == 3 and self.start > 0 else float(np.sum(action))
 
 
 class Scaled(Counter):

@@ -25,14 +25,16 @@ totals = jax.jit(lambda tree: (replay.total(tree), replay.largest(tree)))
 
 def filled(values: np.ndarray) -> replay.Tree:
     index = jnp.arange(len(values))
-    return set_leaves(replay.init_tree(len(values)), index, jnp.asarray(values, jnp.float32))
+    return set_leaves(
+        replay.build_tree(jnp.zeros(len(values))), index, jnp.asarray(values, jnp.float32)
+    )
 
 
 @settings(max_examples=15, deadline=None, database=None)
 @given(st.integers(0, 2**31), st.integers(1, 40))
 def test_tree_equals_brute_force_after_updates_with_duplicates(seed: int, spread: int) -> None:
     rng = np.random.default_rng(seed)
-    plain, tree = np.zeros(LEAVES), replay.init_tree(LEAVES)
+    plain, tree = np.zeros(LEAVES), replay.build_tree(jnp.zeros(LEAVES))
     for _ in range(6):
         # A narrow range of leaves makes duplicates and shared ancestors common.
         index = (rng.integers(0, LEAVES) + rng.integers(0, spread, 16)) % LEAVES
@@ -173,6 +175,45 @@ def test_starts_of_any_episodes(episodes: list[tuple[int, bool]]) -> None:
             journal.step(t == length - 1, terminated and t == length - 1)
         assert journal.stored_starts() == journal.eligible()
     check_segments(journal, 0)
+
+
+drop = jax.jit(replay.drop)
+
+
+@pytest.mark.parametrize("length", [0, 1, 4, 9])
+def test_dropping_an_episode_leaves_the_store_as_before_it(length: int) -> None:
+    journal = Journal(64, 3)
+    for steps in (5, 2, 7):
+        for t in range(steps):
+            journal.step(t == steps - 1, False)
+    before = journal.store
+    for _ in range(length):
+        journal.step(False, False)
+    assert jax.tree.all(jax.tree.map(np.array_equal, journal.store, drop(journal.store, False)))
+    after = drop(journal.store, True)
+    newest = journal.store.obs[journal.store.cursor]
+    expected = before._replace(obs=before.obs.at[before.cursor].set(newest))
+    for name, one, other in zip(replay.Replay._fields, expected, after, strict=True):
+        jax.tree.map(functools.partial(np.testing.assert_array_equal, err_msg=name), one, other)
+
+
+@pytest.mark.parametrize("lost", [1, 6, 16, 25])
+def test_dropping_an_episode_from_a_full_ring(lost: int) -> None:
+    journal = Journal(17, 3)
+    for steps in (9, 4, 6):
+        for t in range(steps):
+            journal.step(t == steps - 1, False)
+    for _ in range(lost):
+        journal.step(False, False)
+    kept = {(e, t) for e, t in journal.eligible() if e < journal.ended}
+    journal.store = drop(journal.store, True)
+    assert journal.stored_starts() == kept
+    journal.starts[-1] = int(journal.store.cursor)  # the ring begins a round at any place
+    for _ in range(8):  # and it goes on as if nothing had been
+        journal.step(False, False)
+    fresh = {(e, t) for e, t in journal.stored_starts() if e == journal.ended}
+    assert fresh == {(3, lost + t) for t in range(6)}
+    assert int(journal.store.stored) <= 17
 
 
 def journal_of(steps: int) -> Journal:

@@ -18,6 +18,8 @@ BAD = [
     ("eval_every", 0),
     ("eval_episodes", 0),
     ("workers", -2),
+    ("env_timeout", 0),
+    ("fault_limit", 0),
     ("net.latent", 0),
     ("net.mlp", -1),
     ("net.encoder", 0),

@@ -1,0 +1,161 @@
+"""Simulators that fail: replaced, their episode dropped, the other lanes untouched."""
+
+import csv
+import functools
+import os
+import signal
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from ace import cli
+from ace.checkpoint import Checkpoints
+from ace.envs import EnvError
+from ace.evaluate import Evaluator
+from ace.train import Loop, train
+from tests.run.helpers import leaves
+
+HERE = "tests.envs.bad_envs"
+
+
+class Killed(Exception):
+    """Stands for a kill of the run."""
+
+
+def plan(folder: Path, *argv: str):
+    """A small run."""
+    return cli.plan_run([*argv, "--preset", "debug", "--quiet", "--run", str(folder)])
+
+
+def before_step(monkeypatch, what) -> None:
+    """Call `what(loop, agent_step)` before every step."""
+    step = Loop.step
+
+    def changed(self, agent_step: int) -> None:
+        what(self, agent_step)
+        step(self, agent_step)
+
+    monkeypatch.setattr(Loop, "step", changed)
+
+
+def kill_worker(envs, index: int) -> None:
+    """End a worker as the kernel ends one that takes too much memory."""
+    os.kill(envs._groups[index]._process.pid, signal.SIGKILL)
+
+
+def rows(folder: Path, name: str, lane: int) -> list[dict[str, str]]:
+    """The rows of one lane in a CSV without the wall time."""
+    found = csv.DictReader(open(folder / name))
+    return [{**r, "wall_time": ""} for r in found if r["lane"] == str(lane)]
+
+
+def test_a_killed_worker_costs_its_lane_an_episode_and_the_others_nothing(tmp_path, monkeypatch):
+    argv = ("probe/long", "probe/point", "--workers", "2")
+    whole = train(plan(tmp_path / "whole", *argv))
+    kills = (13, 47, 90)
+
+    def sometimes(loop: Loop, agent_step: int) -> None:
+        if agent_step in kills:
+            kill_worker(loop.collector.envs, 0)
+
+    before_step(monkeypatch, sometimes)
+    broken = train(plan(tmp_path / "run", *argv))
+    one, other = leaves(whole), leaves(broken)
+    for name in one:
+        np.testing.assert_array_equal(one[name][1], other[name][1], err_msg=name)
+    for name in ("train.csv", "eval.csv"):
+        assert rows(tmp_path / "whole", name, 1) == rows(tmp_path / "run", name, 1)
+    mine = rows(tmp_path / "run", "train.csv", 0)
+    assert [int(r["faults"]) for r in mine][-1] == len(kills)
+    # What is stored are the finished episodes and the running one, nothing else.
+    finished = sum(int(r["episode_length"]) + 1 for r in mine)
+    assert int(broken.replay.stored[0]) == finished + int(broken.replay.length[0]) + 1
+    obs = np.asarray(broken.replay.obs[0])[: int(broken.replay.stored[0])]
+    runs = np.split(obs, np.flatnonzero(obs[:, 1] == 0)[1:])
+    for episode in runs:  # probe/long observes (name of the episode, count)
+        assert (episode[:, 0] == episode[0, 0]).all()
+        np.testing.assert_array_equal(episode[:, 1], np.arange(len(episode)))
+    assert jax.tree.all(jax.tree.map(lambda x: bool(np.isfinite(x).all()), broken.learner.params))
+
+
+def test_a_run_with_faults_continues_exactly(tmp_path, monkeypatch):
+    task = f"{HERE}:Flaky"
+    argv = (task, "--seeds", "0", "1", "--fault-limit", "50")
+    whole = train(plan(tmp_path / "whole", *argv))
+    assert sum(int(rows(tmp_path / "whole", "train.csv", i)[-1]["faults"]) for i in (0, 1)) > 10
+
+    def break_off(kill: int, loop: Loop, agent_step: int) -> None:
+        if agent_step % 3 == 0:  # saves inside episodes that are dropped later
+            loop.save()
+        if agent_step == kill:
+            loop.keeper.wait()
+            raise Killed
+
+    for kill in (20, 44, 61, 100):
+        with monkeypatch.context() as patch:
+            before_step(patch, functools.partial(break_off, kill))
+            with pytest.raises(Killed):
+                train(plan(tmp_path / "run", *argv))
+    one, other = leaves(whole), leaves(train(plan(tmp_path / "run", *argv)))
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+    for name in ("train.csv", "eval.csv"):
+        for lane in (0, 1):
+            assert rows(tmp_path / "whole", name, lane) == rows(tmp_path / "run", name, lane)
+
+
+def test_faults_without_end_stop_the_run_with_a_saved_state(tmp_path):
+    run = plan(tmp_path / "run", f"{HERE}:NanObs", "probe/long", "--fault-limit", "3")
+    message = r"(?s)env step 9: lane 0 .*NanObs.*non-finite.*3 faults.*saved at env step 9.*resume"
+    with pytest.raises(EnvError, match=message):
+        train(run)
+    assert Checkpoints(tmp_path / "run").steps() == [9]
+    with pytest.raises(EnvError, match=r"(?s)saved at env step 18"):  # it goes on, and fails again
+        train(run)
+
+
+def test_an_evaluation_whose_simulator_dies_is_played_again(tmp_path, monkeypatch):
+    argv = (f"{HERE}:Counter", "--workers", "1")
+    train(plan(tmp_path / "whole", *argv))
+    play, left = Evaluator._play_once, [1]
+
+    def in_the_middle(self, act, first):
+        calls = 0
+
+        def counted(obs, count):
+            nonlocal calls
+            calls += 1
+            if calls == 3 and left[0]:
+                left[0] -= 1
+                kill_worker(self.envs, 0)
+            return act(obs, count)
+
+        return play(self, counted, first)
+
+    monkeypatch.setattr(Evaluator, "_play_once", in_the_middle)
+    train(plan(tmp_path / "run", *argv))
+    assert left == [0]
+    expected = rows(tmp_path / "whole", "eval.csv", 0)
+    assert rows(tmp_path / "run", "eval.csv", 0) == expected and len(expected) == 2
+
+
+def test_an_evaluation_that_always_fails_stops_with_a_saved_state(tmp_path, monkeypatch):
+    run = plan(tmp_path / "run", "probe/long", "--workers", "1")
+    whole = train(plan(tmp_path / "whole", "probe/long", "--workers", "1"))
+
+    def always(self, act, first):
+        kill_worker(self.envs, 0)
+        return play(self, act, first)
+
+    play = Evaluator._play_once
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "_play_once", always)
+        with pytest.raises(EnvError, match=r"(?s)lane 0 evaluation.*saved at env step 60"):
+            train(run)
+    one, other = leaves(whole), leaves(train(run))
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+    expected = rows(tmp_path / "whole", "eval.csv", 0)
+    assert rows(tmp_path / "run", "eval.csv", 0) == expected
