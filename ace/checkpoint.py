@@ -4,14 +4,18 @@ A run's `checkpoints` folder holds one folder per checkpoint, named by its agent
 of replay rows. A checkpoint has arrays in safetensors files, the rest in `manifest.json`, which is
 written last and holds the size and SHA-256 of every file it relies on. Replay rows are only ever
 appended: a checkpoint writes those since the one before, so its cost does not grow with the run.
-Everything is written beside, synced and renamed; nothing that is loaded can run code.
+Everything is written beside, synced and renamed.
+
+A folder may come from a stranger. Nothing that is loaded can run code; sizes are checked before a
+file is read, names, types and shapes before they are used; links are not followed.
 """
 
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +26,8 @@ from safetensors.numpy import load, save
 
 FORMAT = 1
 KEEP = 2
+HEADER = 2**20  # bytes that names and shapes may take in a file
+ROW_FILE = re.compile(r"[0-9]{10,}\.safetensors")
 
 
 class CheckpointError(RuntimeError):
@@ -52,7 +58,8 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
 def write_bytes(path: Path, data: bytes) -> dict[str, Any]:
     """Write a file so that it is there whole or not at all; give its size and checksum."""
     beside = path.with_name(path.name + ".new")
-    with open(beside, "wb") as f:
+    beside.unlink(missing_ok=True)
+    with open(beside, "xb") as f:  # a new file, never one that a link leads to
         f.write(data)
         f.flush()
         os.fsync(f.fileno())
@@ -70,28 +77,47 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def read_arrays(path: Path, expected: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
-    """Read named arrays; with `expected` size and checksum, refuse a file that differs."""
+def read_bytes(path: Path, limit: int) -> bytes:
+    """The content of a plain file that is not larger than it can be."""
     try:
-        if expected is not None and path.stat().st_size != expected["bytes"]:
-            raise CheckpointError(
-                f"{path} has {path.stat().st_size} bytes, not {expected['bytes']}"
-            )
-        data = path.read_bytes()
-        if expected is not None and hashlib.sha256(data).hexdigest() != expected["sha256"]:
+        if path.is_symlink() or not path.is_file():
+            what = "is not a plain file" if path.exists() or path.is_symlink() else "is missing"
+            raise CheckpointError(f"{path} {what}")
+        with open(path, "rb") as f:
+            data = f.read(limit + 1)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror})") from None
+    if len(data) > limit:
+        raise CheckpointError(f"{path} is larger than {limit} bytes, which it cannot need")
+    return data
+
+
+def read_arrays(
+    path: Path, nbytes: int, expected: Mapping[str, Any] | None = None
+) -> dict[str, np.ndarray]:
+    """Read named arrays of at most `nbytes`; refuse a file that differs from what is `expected`."""
+    data = read_bytes(path, nbytes + HEADER)
+    if expected is not None:
+        if len(data) != expected["bytes"]:
+            raise CheckpointError(f"{path} has {len(data)} bytes, not {expected['bytes']}")
+        if hashlib.sha256(data).hexdigest() != expected["sha256"]:
             raise CheckpointError(f"{path} does not match its checksum; it is damaged")
+    try:
         return load(data)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); it is damaged") from error
+
+
+def nbytes_of(tree: Any) -> int:
+    """Bytes of all arrays in a tree."""
+    return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def fit(arrays: Mapping[str, np.ndarray], like: Any, path: Path) -> Any:
     """Arrays as a tree whose names, shapes and types must be those of `like`."""
     wanted = named_arrays(like)
     if set(arrays) != set(wanted):
-        odd = sorted(set(arrays) ^ set(wanted))
+        odd = [repr(name)[:60] for name in sorted(set(arrays) ^ set(wanted))]
         raise CheckpointError(f"{path} does not fit this config: {', '.join(odd[:4])} differ")
     for name, leaf in wanted.items():
         found = arrays[name]
@@ -108,6 +134,9 @@ class Checkpoints:
 
     def __init__(self, folder: Path):
         self.folder = folder / "checkpoints"
+        for path in (self.folder, self.folder / "replay"):
+            if path.is_symlink():
+                raise CheckpointError(f"{path} is a link; put the folder itself there")
         self.rows: dict[str, dict[str, Any]] = {}  # replay files of the newest checkpoint, in order
 
     def steps(self) -> list[int]:
@@ -166,42 +195,80 @@ class Checkpoints:
 
     def _manifest(self, step: int) -> dict[str, Any]:
         path = self.folder / str(step) / "manifest.json"
+        if path.parent.is_symlink():
+            raise CheckpointError(f"{path.parent} is a link; put the folder itself there")
+        data = read_bytes(path, 16 * HEADER)
         try:
-            sealed = json.loads(path.read_bytes())
+            sealed = json.loads(data)
             body = sealed["manifest"]
             if hashlib.sha256(body.encode()).hexdigest() != sealed["sha256"]:
                 raise CheckpointError(f"{path} does not match its checksum; it is damaged")
             manifest = json.loads(body)
-            names = manifest["replay"]
             if manifest["format"] != FORMAT:
-                raise CheckpointError(f"{path} has format {manifest['format']}, not {FORMAT}")
-            if any(Path(name).name != name or not name[:1].isdigit() for name in names):
-                raise CheckpointError(f"{path} names a file outside its folder")
-            return manifest
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read ({error.strerror})") from None
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise CheckpointError(f"{path} is not a manifest ({error!r})") from error
+                raise CheckpointError(
+                    f"{path} has format {manifest['format']!r:.40}, and this version reads {FORMAT}"
+                )
+            if manifest["agent_step"] != step:
+                raise CheckpointError(f"{path} is not of agent step {step}")
+            if not all(ROW_FILE.fullmatch(name) for name in manifest["replay"]):
+                raise CheckpointError(f"{path} names a file that is none of its replay")
+            entries = (manifest["state"], *manifest["replay"].values())
+            if any(type(e["bytes"]) is not int or type(e["sha256"]) is not str for e in entries):
+                raise CheckpointError(f"{path} has no sizes and checksums")
+            return manifest | {"host": dict(manifest["host"])}
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{path} is not a manifest ({error!r:.200})") from error
 
-    def read(self, step: int, like: Any) -> Saved:
-        """Load one checkpoint, all of it checked."""
+    def read(self, step: int, like: Any, row: Mapping[str, Any], limit: int) -> Saved:
+        """Load one checkpoint, all of it checked.
+
+        `like` has the names, shapes and types of the state, `row` those of one replay row, of which
+        a file holds at most `limit`.
+        """
         manifest = self._manifest(step)
-        folder = self.folder / str(step)
-        path = folder / "state.safetensors"
-        tree = fit(read_arrays(path, manifest["state"]), like, path)
-        rows = [
-            read_arrays(self.folder / "replay" / name, entry)
-            for name, entry in sorted(manifest["replay"].items())
-        ]
-        self.rows = dict(sorted(manifest["replay"].items()))
-        return Saved(manifest["agent_step"], tree, rows, manifest["host"])
+        path = self.folder / str(step) / "state.safetensors"
+        tree = fit(read_arrays(path, nbytes_of(like), manifest["state"]), like, path)
+        files = sorted(manifest["replay"].items())
+        most = limit * (nbytes_of(row) + 16)  # each lane has a start and a count beside its rows
+        rows = []
+        for name, entry in files:
+            path = self.folder / "replay" / name
+            rows.append(read_arrays(path, most, entry))
+            check_rows(rows[-1], row, limit, path)
+        self.rows = dict(files)
+        return Saved(step, tree, rows, manifest["host"])
 
-    def newest(self, like: Any) -> tuple[Saved | None, list[str]]:
+    def newest(
+        self, like: Any, row: Mapping[str, Any], limit: int, check: Callable[[Saved], None]
+    ) -> tuple[Saved | None, list[str]]:
         """The newest checkpoint that is whole, and what was wrong with those passed over."""
         problems: list[str] = []
         for step in reversed(self.steps()):
             try:
-                return self.read(step, like), problems
+                saved = self.read(step, like, row, limit)
+                check(saved)
             except CheckpointError as error:
                 problems.append(str(error))
+            else:
+                return saved, problems
         return None, problems
+
+
+def check_rows(
+    found: Mapping[str, np.ndarray], row: Mapping[str, Any], limit: int, path: Path
+) -> None:
+    """Refuse replay rows that do not have the shapes and types of `row`."""
+    start, count = found.get("start"), found.get("count")
+    if start is None or count is None or found.keys() != {*row, "start", "count"}:
+        raise CheckpointError(f"{path} has other arrays than replay rows have")
+    whole = all(x.dtype == np.int64 and x.ndim == 1 for x in (start, count))
+    whole = whole and start.shape == count.shape and (start >= 0).all() and (count >= 0).all()
+    if not whole or (start > 2**53).any() or (count > limit).any():
+        raise CheckpointError(f"{path}: its start and count are no numbers of rows")
+    for name, like in row.items():
+        shape = (int(count.sum()), *like.shape)
+        if found[name].shape != shape or found[name].dtype != like.dtype:
+            raise CheckpointError(
+                f"{path}: {name} is {found[name].dtype}{list(found[name].shape)}, "
+                f"expected {like.dtype}{list(shape)}"
+            )

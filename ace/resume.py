@@ -6,6 +6,7 @@ the stored one, the environment is not deterministic, and the run goes on with a
 """
 
 import fcntl
+import functools
 import os
 import socket
 import threading
@@ -19,13 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from ace import replay
-from ace.checkpoint import Checkpoints, named_arrays
+from ace.checkpoint import CheckpointError, Checkpoints, Saved, named_arrays
 from ace.collect import Collector
 from ace.config import ConfigError
 from ace.lanes import Program, RunState
 from ace.types import Metrics
 
 ROWS = ("obs", "action", "reward", "terminated", "final")
+COUNTS = ("lengths", "episodes", "void", "faults")  # of the collector
 BLOCK = 1024  # rows are fetched in multiples of this, so that few shapes are compiled
 
 
@@ -129,22 +131,18 @@ class Keeper:
         if not self.files.steps():
             return None
         lanes = len(self.program.setups)
-        blank = np.zeros((lanes, self.program.obs_size), np.float32)
-        rows = jax.eval_shape(lambda: self.program.init_replay(blank, self.capacity))
-        state = RunState(self.program.init_learner(), self.program.init_memory(), rows)
-        like = jax.eval_shape(lambda s: self._tree(s, {}), state)
-        saved, notes = self.files.newest(like)
+        like, rows = self._like
+        row = {n: jax.ShapeDtypeStruct(x.shape[2:], x.dtype) for n, x in rows.items()}
+        saved, notes = self.files.newest(like, row, lanes * self.capacity, self._check)
         if saved is None:
             raise ConfigError(f"no checkpoint of this run is whole: {'; '.join(notes)}")
-        store = {
-            name: np.zeros(x.shape, x.dtype) for name, x in rows._asdict().items() if name in ROWS
-        }
+        store = {name: np.zeros(x.shape, x.dtype) for name, x in rows.items()}
         end = np.zeros(lanes, int)
         for name, found in zip(self.files.rows, saved.rows, strict=True):
             self.ends[name] = end = self._place(store, found, end)
         tree, host = saved.tree, saved.host
         collector.returns = np.array(host["returns"], float)
-        for name in ("lengths", "episodes", "void", "faults"):
+        for name in COUNTS:
             setattr(collector, name, np.array(host[name], int))
         self.saved = collector.rows(saved.agent_step)
         store["obs"][np.arange(lanes), tree["cursor"]] = tree["pending"]
@@ -167,6 +165,59 @@ class Keeper:
                 tree["metrics"] if learned else {},
             ),
             notes,
+        )
+
+    @functools.cached_property
+    def _like(self) -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
+        """Shapes and types of what is saved whole, and of the arrays whose rows are saved apart."""
+        blank = np.zeros((len(self.program.setups), self.program.obs_size), np.float32)
+        store = jax.eval_shape(lambda: self.program.init_replay(blank, self.capacity))
+        state = RunState(self.program.init_learner(), self.program.init_memory(), store)
+        tree = jax.eval_shape(lambda s: self._tree(s, {}), state)
+        return tree, {name: getattr(store, name) for name in ROWS}
+
+    def _check(self, saved: Saved) -> None:
+        """Refuse numbers that no run of this config could have written."""
+        name = self.files.folder / str(saved.agent_step)
+        try:
+            whole = self._fits_together(saved)
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            raise CheckpointError(f"{name} lacks counters ({error!r:.100})") from None
+        if not whole:
+            raise CheckpointError(f"{name} has counters that do not fit together")
+
+    def _fits_together(self, saved: Saved) -> bool:
+        config, tree, host = self.program.config, saved.tree, saved.host
+        steps = -(-config.env_steps // config.action_repeat)
+        shape, integer = (len(self.program.setups),), np.dtype(int)
+
+        def within(low: Any, x: Any, high: Any) -> bool:
+            x = np.asarray(x)
+            right = x.shape in (shape, ()) and np.issubdtype(x.dtype, np.integer)
+            return right and bool(((low <= x) & (x <= high)).all())
+
+        counts = {name: np.array(host[name]) for name in (*COUNTS, "owed")}
+        if not within(0, saved.agent_step, steps) or type(host["next_evaluation"]) is not int:
+            return False
+        if any(x.dtype != integer or x.shape != shape for x in counts.values()):
+            return False
+        if any(np.shape(host[name]) != shape for name in ("returns", "ended")):
+            return False
+        if type(host["learned"]) is not bool or not np.isfinite(np.array(host["returns"])).all():
+            return False
+        now = saved.agent_step + counts["episodes"] - counts["void"]
+        ends = [rows["start"] + rows["count"] for rows in saved.rows]
+        return (
+            within(0, counts["episodes"], saved.agent_step)
+            and within(0, counts["faults"], counts["episodes"])
+            and within(0, counts["lengths"], config.env_steps + config.action_repeat)
+            and within(0, counts["owed"], steps * config.learn.updates_per_step)
+            and within(0, now, 2 * steps)
+            and within(0, tree["length"], now)
+            and within(1, tree["stored"], self.capacity)
+            and bool((tree["cursor"] == now % self.capacity).all())
+            and all(within(0, end, 2 * steps) for end in ends)
+            and (bool((ends[-1] >= now).all()) if ends else not now.any())
         )
 
     def _place(
@@ -224,7 +275,8 @@ def take_rows(arrays: dict[str, jax.Array], slots: jax.Array) -> dict[str, jax.A
 def lock(folder: Path) -> Iterator[None]:
     """Hold a run folder for this process, or say who holds it."""
     path = folder / "lock"
-    with open(path, "a+") as f:
+    # No link is followed: the folder may come from a stranger.
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+") as f:
         try:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

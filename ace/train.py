@@ -297,7 +297,7 @@ def load_agents(folder: Path, program: Program) -> tuple[Any, int]:
             f"{path} is missing; train the run to its first evaluation"
         )
     like = agent_part(learner) | {"agent_step": np.int32(0)}
-    found = checkpoint.fit(checkpoint.read_arrays(path), like, path)
+    found = checkpoint.fit(checkpoint.read_arrays(path, checkpoint.nbytes_of(like)), like, path)
     agent_step = int(found.pop("agent_step"))
     return learner._replace(**jax.tree.map(jnp.asarray, found)), agent_step
 
