@@ -11,12 +11,13 @@ import tyro
 
 from ace.config import Config
 
-COMMANDS = ("train", "resume", "eval", "tasks", "info")
+COMMANDS = ("train", "resume", "eval", "export", "tasks", "info")
 USAGE = """usage: ace COMMAND ...
 
   ace train TASK [TASK ...] [--seeds 0 1 2] [--env-steps N] [--preset default] [--run DIR]
   ace resume RUN
   ace eval RUN [--episodes 10] [--video]
+  ace export RUN OUT [--lane 0]
   ace tasks
   ace info
 
@@ -75,6 +76,18 @@ class EvalArgs:
     """Film one planned episode of the first lane into video.mp4."""
 
 
+@dataclass(frozen=True)
+class ExportArgs:
+    """Write the policy and the planner of a trained agent as files that need no training code."""
+
+    run: tyro.conf.Positional[Path]
+    """The run's folder."""
+    out: tyro.conf.Positional[Path]
+    """A new folder."""
+    lane: int = 0
+    """Which lane of the run."""
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run a command; errors that the user can mend are one line on stderr."""
     argv = sys.argv[1:] if argv is None else argv
@@ -93,8 +106,13 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(2)
     try:
         commands = {
-            "train": train, "resume": resume, "eval": evaluate, "tasks": tasks, "info": info
-        }  # fmt: skip
+            "train": train,
+            "resume": resume,
+            "eval": evaluate,
+            "export": export,
+            "tasks": tasks,
+            "info": info,
+        }
         commands[argv[0]](argv[1:])
     except KeyboardInterrupt:
         raise SystemExit("ace: stopped") from None
@@ -182,7 +200,8 @@ def plan_run(argv: list[str]) -> Any:
     check_compatible(setups)
     names = "+".join(t.split("/")[-1].replace(":", ".") for t in asked.tasks)
     folder = asked.run or Path("runs") / f"{names}-{asked.preset}"
-    run = Run(asked.agent, asked.preset, setups, labels, folder, asked.tensorboard, asked.quiet)
+    options = (asked.tensorboard, asked.quiet, asked.save_minutes)
+    run = Run(asked.agent, asked.preset, setups, labels, folder, *options)
     check_folder(run)
     return run
 
@@ -243,7 +262,7 @@ def check_folder(run: Any) -> None:
     path = run.folder / "config.json"
     if run.folder.exists() and not run.folder.is_dir():
         raise ConfigError(f"{run.folder} is a file; give --run a folder")
-    if path.exists() and json.loads(path.read_text()) != json.loads(json.dumps(run.describe())):
+    if path.exists() and read_json(path) != json.loads(json.dumps(run.describe())):
         raise ConfigError(
             f"{run.folder} holds a run with another config; choose another --run, or delete it"
         )
@@ -304,6 +323,25 @@ def evaluate(argv: list[str]) -> None:
         print(f"video in {args.run / 'video.mp4'}")
 
 
+def export(argv: list[str]) -> None:
+    """`ace export`."""
+    args = tyro.cli(ExportArgs, args=argv, prog="ace export")
+    prepare_jax()
+    from ace.config import ConfigError
+    from ace.export import export_agent
+    from ace.lanes import Program
+    from ace.train import load_agents
+
+    _, agent, setups, _ = read_run(args.run)
+    if not 0 <= args.lane < len(setups):
+        raise ConfigError(f"--lane is {args.lane}; the run has lanes 0 to {len(setups) - 1}")
+    program = Program(agent, setups)
+    learner, agent_step = load_agents(args.run, program)
+    export_agent(program, args.lane, learner, agent_step, args.out)
+    setup = setups[args.lane]
+    print(f"policy and planner of lane {args.lane} ({setup.task}, seed {setup.seed}) in {args.out}")
+
+
 def read_run(folder: Path) -> tuple[str, str, list, list[str]]:
     """Preset, agent, lanes and labels of a run folder."""
     from ace.config import ConfigError, from_dict
@@ -314,7 +352,7 @@ def read_run(folder: Path) -> tuple[str, str, list, list[str]]:
     if not path.exists():
         raise ConfigError(f"{folder} is not a run folder: it has no config.json")
     try:
-        found = json.loads(path.read_text())
+        found = read_json(path)
         setups = []
         for lane in found["lanes"]:
             spec = get_spec(lane["task"])
@@ -322,8 +360,18 @@ def read_run(folder: Path) -> tuple[str, str, list, list[str]]:
             setups.append(LaneSetup(lane["task"], lane["seed"], from_dict(lane["config"]), sizes))
         labels = [lane["label"] for lane in found["lanes"]]
         return found["preset"], found["agent"], setups, labels
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is not a config of this version ({error!r})") from error
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file."""
+    from ace.config import ConfigError
+
+    try:
+        return json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged ({error!r:.100}); restore or delete it") from None
 
 
 def tasks(argv: list[str]) -> None:

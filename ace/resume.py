@@ -149,8 +149,7 @@ class Keeper:
         counters = {name: np.array(tree[name]) for name in ("cursor", "length", "stored")}
         notes += self._rejoin(collector, store, counters, tree["pending"])
         learned = host["learned"]
-        on_device = jax.tree.map(jnp.asarray, (tree, store, counters))
-        tree, store, counters = on_device
+        tree, store, counters = jax.device_put((tree, store, counters))
         return (
             RunState(
                 tree["learner"],

@@ -1,5 +1,6 @@
 """The training loop: act, let the simulators run while the device learns, store, repeat."""
 
+import math
 import os
 import signal
 import threading
@@ -57,6 +58,8 @@ class Stopped(Exception):
 
 def train(run: Run) -> RunState:
     """Train all lanes of a run to the end of their budget, from where it stands."""
+    if not 0 <= run.save_minutes < math.inf:
+        raise ConfigError(f"save_minutes is {run.save_minutes}; it must be at least 0")
     program = Program(run.agent, run.setups)
     config = program.config
     capacity = replay_capacity(run.setups)

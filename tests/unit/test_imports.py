@@ -19,6 +19,7 @@ LAYERS = [
     {"collect", "evaluate"},
     {"resume"},
     {"train"},
+    {"export"},
     {"cli", "__main__"},
 ]
 LEAVES = {"record", "display", "plots", "checkpoint"}  # for resume, train and cli
