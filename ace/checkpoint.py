@@ -183,6 +183,8 @@ class Checkpoints:
         steps = self.steps()
         for step in steps[:-KEEP]:
             shutil.rmtree(self.folder / str(step), ignore_errors=True)
+        for path in self.folder.glob("*.new"):  # what a kill left half-written
+            shutil.rmtree(path, ignore_errors=True)
         needed = set(self.rows)
         for step in steps[-KEEP:]:
             try:
@@ -272,3 +274,5 @@ def check_rows(
                 f"{path}: {name} is {found[name].dtype}{list(found[name].shape)}, "
                 f"expected {like.dtype}{list(shape)}"
             )
+        if np.issubdtype(like.dtype, np.floating) and not np.isfinite(found[name]).all():
+            raise CheckpointError(f"{path}: {name} has numbers that are not finite")

@@ -262,20 +262,33 @@ def _replace_one(node: Any, path: list[str], value: Any) -> Any:
 
 
 def from_dict(values: dict[str, Any]) -> Config:
-    """A config from nested dictionaries, every field of which must be there and no other."""
-    return _from_dict(Config, values)
+    """A config from nested dictionaries, checked.
+
+    A field that is missing is younger than the file and gets its default, which therefore must
+    mean what was done before the field existed.
+    """
+    config = _from_dict(Config, values, Config())
+    validate(config)
+    return config
 
 
-def _from_dict(cls: Any, values: dict[str, Any]) -> Any:
+def _from_dict(cls: Any, values: Any, default: Any, path: str = "") -> Any:
     kinds = {f.name: f.type for f in dataclasses.fields(cls)}
-    if kinds.keys() != values.keys():
-        odd = ", ".join(sorted(kinds.keys() ^ values.keys()))
-        raise ConfigError(f"{cls.__name__} of another version: {odd} missing or unknown")
-    made = {
-        name: _from_dict(kind, values[name]) if dataclasses.is_dataclass(kind) else values[name]
-        for name, kind in kinds.items()
-    }
-    return cls(**made)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path or 'the config'} is {values!r:.40}; it must be a set of fields")
+    if unknown := ", ".join(sorted(path + str(n) for n in values.keys() - kinds.keys())):
+        raise ConfigError(f"a config of another version: {unknown:.80} unknown")
+    made = {}
+    for name, value in values.items():
+        kind: Any = kinds[name]
+        if dataclasses.is_dataclass(kind):
+            made[name] = _from_dict(kind, value, getattr(default, name), f"{path}{name}.")
+            continue
+        kind = str if get_origin(kind) is Literal else kind
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ConfigError(f"{path}{name} is {value!r:.40}; it must be of type {kind.__name__}")
+        made[name] = value
+    return dataclasses.replace(default, **made)
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:

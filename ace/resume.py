@@ -89,10 +89,14 @@ class Keeper:
         self.saved = np.minimum(self.saved, rows)
 
     def wait(self) -> None:
-        """Wait for the last save; its error, if any, is raised here."""
+        """Wait for the last save."""
         if self.writer:
             self.writer.join()
             self.writer = None
+        self.check()
+
+    def check(self) -> None:
+        """Raise the error of the last save, if it failed."""
         if self.failure:
             error, self.failure = self.failure, None
             raise OSError(

@@ -64,8 +64,7 @@ def train(run: Run) -> RunState:
     config = program.config
     capacity = replay_capacity(run.setups)
     stored = len(run.setups) * check_memory(program, capacity, len(run.setups))
-    run.folder.mkdir(parents=True, exist_ok=True)
-    with resume.lock(run.folder):
+    with writable(run.folder), resume.lock(run.folder):
         write_json(run.folder / "config.json", run.describe())
         write_json(run.folder / "versions.json", versions() | {"precision": config.precision})
         workers = count_workers(config, len(run.setups))
@@ -81,6 +80,23 @@ def train(run: Run) -> RunState:
                 return loop.run()
         finally:
             collector.close()
+
+
+@contextmanager
+def writable(folder: Path) -> Iterator[None]:
+    """Make a run folder; whatever cannot be written in it ends in a line that says what to do."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"cannot make {folder} ({error.strerror}); choose another --run") from error
+    try:
+        yield
+    except OSError as error:
+        saved = checkpoint.Checkpoints(folder).steps()
+        safe = f"agent step {saved[-1]} is saved" if saved else "nothing is saved yet"
+        raise OSError(
+            f"{error}; {safe}; make room or mend {folder}, then `ace resume {folder}` goes on"
+        ) from error
 
 
 class Loop:
@@ -152,6 +168,7 @@ class Loop:
                     )
                     if self.env_step >= self.next_evaluation:
                         self.evaluate()
+                    self.keeper.check()
                     due = time.monotonic() - last_save > self.save_seconds > 0
                     if due or self.signum or self.agent_step == self.steps:
                         self.save()

@@ -153,14 +153,21 @@ class Group:
                 raise self._failed(error, lane, "reset") from error
 
     def restore(self, episodes: Sequence[int], actions: Sequence[np.ndarray]) -> None:
-        """Go back into episodes by playing their actions again; both are those of all rows."""
+        """Go back into episodes by playing their actions again; both are those of all rows.
+
+        Where that fails, the lane stands at the beginning of its episode.
+        """
         for lane in self.lanes:
             try:
                 lane.obs[:] = lane.begin(episodes[lane.row])
-                for action in actions[lane.row]:
-                    lane.obs[:] = lane.env.step(action[: lane.action.size]).obs
+                try:
+                    for action in actions[lane.row]:
+                        lane.obs[:] = lane.env.step(action[: lane.action.size]).obs
+                except Exception:
+                    lane.env = lane.make()
+                    lane.obs[:] = lane.begin(episodes[lane.row])
             except Exception as error:
-                raise self._failed(error, lane, "restore") from error
+                raise self._failed(error, lane, "reset") from error
 
     def step(self) -> list[Fault]:
         """Step every lane once; a lane whose episode ends starts the next one at once.

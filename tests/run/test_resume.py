@@ -1,21 +1,21 @@
 """A run that is broken off and continued ends as the run that was not, bit for bit."""
 
 import csv
+import hashlib
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ace import cli, resume
-from ace.checkpoint import Checkpoints
+from ace.checkpoint import CheckpointError, Checkpoints
 from ace.config import ConfigError
 from ace.train import Loop, Stopped, train
+from benchmarks.survive import kills
 from tests.run.helpers import leaves, small_run
 
 TASKS = ("probe/long", "probe/point")
@@ -164,25 +164,67 @@ def test_an_environment_that_does_not_repeat_itself_starts_a_new_episode(tmp_pat
     assert int(state.learner.update_step[0]) == run.setups[0].config.env_steps - 1
 
 
-def test_kills_at_random_moments(whole, tmp_path):
-    """The command itself, with SIGKILL, inside saves too."""
+SMALL_DISK = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+import jax
+jax.config.update("jax_enable_compilation_cache", False)
+from ace import cli
+cli.prepare_jax = lambda: None
+cli.main(sys.argv[1:])
+"""
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch):
+    """A file cannot grow past a limit of the system: a write fails in its middle, as if full."""
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "ace", "train", *TASKS, "--preset", "debug", "--quiet"]
-    command += ["--run", str(folder), "--save-minutes", "0.001"]
-    rng = random.Random(0)
-    for _ in range(4):
-        process = subprocess.Popen(command)
-        wait_for_checkpoint(folder, process)
-        time.sleep(rng.uniform(0, 1.5))
-        process.kill()
-        process.wait()
-    subprocess.run(command, check=True)
+    with monkeypatch.context() as patch:
+        interrupt(patch, {30}, 31)
+        with pytest.raises(Killed):
+            train(plan(folder))
+    before = digest(folder / "checkpoints")
+    command = [sys.executable, "-c", SMALL_DISK, "resume", str(folder), "--quiet"]
+    done = subprocess.run(
+        [*command, "--save-minutes", "0.0001"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("ace: the checkpoint could not be written")
+    assert "agent step 30 is saved" in line and f"`ace resume {folder}`" in line
+    after = digest(folder / "checkpoints")
+    assert {name: after.get(name) for name in before} == before
+    same(train(plan(folder)), whole[0])
     for name in ("train.csv", "eval.csv"):
         assert rows(folder, name) == rows(whole[1], name)
 
 
-def wait_for_checkpoint(folder: Path, process: subprocess.Popen) -> None:
-    """Until the process has written a checkpoint or is done."""
-    known = set(Checkpoints(folder).steps())
-    while process.poll() is None and set(Checkpoints(folder).steps()) <= known:
-        time.sleep(0.02)
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder nobody can write to")
+def test_a_folder_that_cannot_be_written_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "probe/point", "--preset", "debug", "--run", "/proc/run"])
+    assert "cannot make /proc/run" in capsys.readouterr().err
+
+
+def test_links_in_a_folder_are_not_followed(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError), resume.lock(tmp_path / "run"):
+        pass
+    assert (tmp_path / "mine").read_text() == "mine"
+    (tmp_path / "run" / "checkpoints").mkdir()
+    (tmp_path / "run" / "checkpoints" / "replay").symlink_to(tmp_path)
+    with pytest.raises(CheckpointError, match="link"):
+        Checkpoints(tmp_path / "run")
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """Checksum of every file."""
+    files = [p for p in folder.rglob("*") if p.is_file()]
+    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def test_kills_at_random_moments(tmp_path):
+    """The command itself, with SIGKILL, while it starts and inside saves too."""
+    hit = kills(tmp_path, count=10, seed=1, env_steps=240)
+    assert min(hit.values()) > 0

@@ -135,12 +135,40 @@ def test_round_trip_through_json() -> None:
 
 def test_a_dictionary_of_another_version_is_refused() -> None:
     values = dataclasses.asdict(Config())
-    del values["plan"]["horizon"]
-    with pytest.raises(ConfigError, match="horizon"):
-        from_dict(values)
-    values = dataclasses.asdict(Config())
     values["learn"]["surprise"] = 1
     with pytest.raises(ConfigError, match="surprise"):
+        from_dict(values)
+
+
+def test_a_field_that_is_younger_than_the_file_has_its_default() -> None:
+    changed = replace(Config(), {"plan.iterations": 3, "plan.horizon_ramp.start": 3.0})
+    values = dataclasses.asdict(changed)
+    del values["plan"]["horizon"], values["fault_limit"], values["plan"]["horizon_ramp"]["duration"]
+    assert from_dict(values) == changed
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("plan",), 3),
+        (("plan", "horizon"), "6"),
+        (("plan", "horizon"), 6.0),
+        (("plan", "horizon"), True),
+        (("plan", "horizon"), -6),
+        (("plan", "horizon_ramp"), None),
+        (("plan", "variant"), "other"),
+        (("learn", "learning_rate"), [1]),
+        (("learn", "learning_rate"), float("nan")),
+        (("seed_steps",), 10**30),
+    ],
+)
+def test_a_dictionary_with_bad_values_is_refused(path: tuple, value: object) -> None:
+    values = dataclasses.asdict(Config())
+    node = values
+    for name in path[:-1]:
+        node = node[name]
+    node[path[-1]] = value
+    with pytest.raises(ConfigError, match=path[-1]):
         from_dict(values)
 
 
