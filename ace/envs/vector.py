@@ -91,7 +91,9 @@ class VectorEnv:
                 self._groups.append(_Local(Group(requests, 0, self._arrays)))
             for start, stop in _split(self._count, workers):
                 self._groups.append(self._start(start, stop))
-            self._finish()
+            for reply in self._replies(None):
+                if isinstance(reply, Exception):
+                    raise reply
 
     def reset(self, seeds: Sequence[int] | None = None) -> np.ndarray:
         """Start new episodes everywhere, re-seeded where seeds are given, and give obs [N, O]."""
@@ -103,20 +105,25 @@ class VectorEnv:
                 self._requests[row] = replace(self._requests[row], seed=seed)
             self._episodes[:] = -1
         self._episodes += 1
-        return self._begin("reset", seeds)
+        return self._begin("reset", seeds, self._nothing())
 
     def restore(self, episodes: Iterable[int], actions: Sequence[np.ndarray]) -> np.ndarray:
         """Go back into the given episodes by playing their actions again, and give obs [N, O]."""
         self._episodes[:] = list(episodes)
-        return self._begin("restore", (self._episodes.tolist(), list(actions)), endless=True)
+        return self._begin("restore", (self._episodes.tolist(), list(actions)), list(actions))
 
-    def _begin(self, command: str, argument: object, endless: bool = False) -> np.ndarray:
+    def _begin(self, command: str, argument: object, actions: Sequence[np.ndarray]) -> np.ndarray:
+        """Begin episodes; a worker that is lost is replaced and does the same."""
         self._expect("new", "idle")
         message = pickle.dumps((command, argument))
         with self._closed_on_error():
             for group in self._groups:
                 group.send(message)
-            self._finish(None if endless else self._timeout)
+            for index, reply in enumerate(self._replies(self._patience(actions))):
+                if isinstance(reply, WorkerLost):
+                    reply = self._replace(index, self._episodes, actions)
+                if isinstance(reply, Exception):
+                    raise reply
         self._state = "idle"
         return self._arrays.obs.copy()
 
@@ -192,45 +199,52 @@ class VectorEnv:
         end = None if timeout is None else time.monotonic() + timeout
         return [g.recv(None if end is None else end - time.monotonic()) for g in self._groups]
 
-    def _finish(self, timeout: float | None = None) -> None:
-        """Collect one reply of every group, then raise the first error among them."""
-        for reply in self._replies(timeout):
-            if isinstance(reply, Exception):
-                raise reply
-
     def _finish_step(self) -> list[Fault]:
         """Collect one reply of every group and replace the workers that are lost."""
         faults: list[Fault] = []
         for index, reply in enumerate(self._replies(self._timeout)):
             if isinstance(reply, WorkerLost):
-                faults += self._replace(index, reply)
+                faults += self._begin_anew(index, reply)
             elif isinstance(reply, Exception):
                 raise reply
             else:
                 faults += reply or []
         return faults
 
-    def _replace(self, index: int, why: WorkerLost) -> list[Fault]:
-        """Put a new worker in the place of one that is lost; its environments begin anew."""
+    def _begin_anew(self, index: int, why: WorkerLost) -> list[Fault]:
+        """Replace a worker that was lost in a step; its environments begin their next episodes."""
+        lost = self._groups[index]
+        assert isinstance(lost, _Remote)
+        rows = range(lost.first_row, lost.first_row + len(lost.requests))
+        self._arrays.obs[rows] = 0.0
+        error = self._replace(index, self._episodes + 1, self._nothing())
+        text = f"{why}\nIts replacement failed too. {error}" if error else str(why)
+        for row in rows:
+            self._arrays.begin_anew(row)
+        return [Fault(row, text, final=error is not None) for row in rows]
+
+    def _replace(
+        self, index: int, episodes: np.ndarray, actions: Sequence[np.ndarray]
+    ) -> Exception | None:
+        """Put a new worker, inside the given episodes, in the place of one that is lost."""
         lost = self._groups[index]
         assert isinstance(lost, _Remote)
         lost.kill()
-        rows = range(lost.first_row, lost.first_row + len(lost.requests))
-        self._arrays.obs[rows] = 0.0
-        text, final = str(why), False
-        self._groups[index] = group = self._start(rows.start, rows.stop)
-        nothing = [np.zeros((0, self._sizes[2]), np.float32)] * self._count
-        begin = pickle.dumps(("restore", ((self._episodes + 1).tolist(), nothing)))
-        for message in (None, begin):  # the reply to the start needs no message
-            if message:
-                group.send(message)
-            reply = group.recv(self._timeout)
-            if isinstance(reply, Exception):
-                text, final = f"{text}\nIts replacement failed too. {reply}", True
-                break
-        for row in rows:
-            self._arrays.begin_anew(row)
-        return [Fault(row, text, final) for row in rows]
+        group = self._start(lost.first_row, lost.first_row + len(lost.requests))
+        self._groups[index] = group
+        reply = group.recv(self._timeout)
+        if not isinstance(reply, Exception):
+            group.send(pickle.dumps(("restore", (episodes.tolist(), list(actions)))))
+            reply = group.recv(self._patience(actions))
+        return reply if isinstance(reply, Exception) else None
+
+    def _patience(self, actions: Sequence[np.ndarray]) -> float | None:
+        """Seconds to wait for the beginning of episodes; playing one again may take any time."""
+        return None if any(map(len, actions)) else self._timeout
+
+    def _nothing(self) -> list[np.ndarray]:
+        """No actions for any environment."""
+        return [np.zeros((0, self._sizes[2]), np.float32)] * self._count
 
 
 class _Local:

@@ -226,6 +226,22 @@ def test_killed_worker_begins_the_next_episode_of_its_seed() -> None:
         assert env.step(_actions(1)).faults == []
 
 
+def test_a_worker_that_died_between_steps_is_replaced_at_the_next_reset() -> None:
+    with VectorEnv(requests("probe/long", "probe/point"), 2, 2, 2) as env:
+        env.reset([5, 6])
+        expected = env.reset()
+        env.reset([5, 6])
+        for pid in _pids(env):
+            os.kill(pid, signal.SIGKILL)
+        np.testing.assert_array_equal(env.reset(), expected)
+        actions = np.full((3, 2, 2), 0.5, np.float32)
+        after = env.restore([1, 1], [actions[:0, 0], actions[:, 1]])
+        os.kill(_pids(env)[1], signal.SIGKILL)
+        again = env.restore([1, 1], [actions[:0, 0], actions[:, 1]])
+        np.testing.assert_array_equal(again, after)
+        assert env.step(_actions(2)).faults == []
+
+
 def test_hung_worker_is_replaced() -> None:
     with VectorEnv(requests(f"{HERE}:Hang", "probe/long"), 2, 2, 2, timeout=2.0) as env:
         env.reset()
