@@ -11,13 +11,14 @@ import tyro
 
 from ace.config import Config
 
-COMMANDS = ("train", "resume", "eval", "export", "tasks", "info")
+COMMANDS = ("train", "resume", "eval", "export", "speed", "tasks", "info")
 USAGE = """usage: ace COMMAND ...
 
   ace train TASK [TASK ...] [--seeds 0 1 2] [--env-steps N] [--preset default] [--run DIR]
   ace resume RUN
   ace eval RUN [--episodes 10] [--video]
   ace export RUN OUT [--lane 0]
+  ace speed [--lanes 1 5 16 48] [--preset default] [--task dmc/quadruped-run] [--json FILE]
   ace tasks
   ace info
 
@@ -88,6 +89,24 @@ class ExportArgs:
     """Which lane of the run."""
 
 
+@dataclass(frozen=True)
+class SpeedArgs:
+    """Measure planning, updates, simulators and a whole run. Settings of `ace train` may follow."""
+
+    lanes: tuple[int, ...] = (1, 5, 16, 48)
+    """Numbers of lanes, each a program of its own."""
+    preset: str = "default"
+    """Settings: default, paper, released, cpu or debug."""
+    task: str = "dmc/quadruped-run"
+    """What the lanes learn."""
+    json: Path | None = None
+    """Write everything that was measured to this file."""
+    steps: int = 200
+    """Calls of each part that are timed, after a warm-up."""
+    profile: bool = False
+    """Name the kernels that take the time."""
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run a command; errors that the user can mend are one line on stderr."""
     argv = sys.argv[1:] if argv is None else argv
@@ -110,6 +129,7 @@ def main(argv: list[str] | None = None) -> None:
             "resume": resume,
             "eval": evaluate,
             "export": export,
+            "speed": speed,
             "tasks": tasks,
             "info": info,
         }
@@ -340,6 +360,76 @@ def export(argv: list[str]) -> None:
     export_agent(program, args.lane, learner, agent_step, args.out)
     setup = setups[args.lane]
     print(f"policy and planner of lane {args.lane} ({setup.task}, seed {setup.seed}) in {args.out}")
+
+
+def speed(argv: list[str]) -> None:
+    """`ace speed`."""
+    args, settings = tyro.cli(SpeedArgs, args=argv, prog="ace speed", return_unknown_args=True)
+    prepare_jax()
+    import tempfile
+
+    from ace import speed as speeds
+    from ace.config import ConfigError
+    from ace.record import versions, write_json
+
+    if min((*args.lanes, args.steps), default=0) < 1:
+        raise ConfigError("--lanes and --steps must be at least 1")
+    found: dict[str, Any] = {"task": args.task, "preset": args.preset, "versions": versions()}
+    found["settings"], found["lanes"] = settings, []
+    with tempfile.TemporaryDirectory() as folder:
+        for lanes in args.lanes:
+            seeds = [str(seed) for seed in range(lanes)]
+            where = ["--quiet", "--save-minutes", "0", "--run", f"{folder}/{lanes}"]
+            asked = [args.task, "--seeds", *seeds, "--preset", args.preset, "--seed-steps", "64"]
+            run = plan_run([*asked, *where, *settings])
+            run.folder.mkdir()
+            if "limit_tflops" not in found:
+                found["limit_tflops"] = speeds.measure_limit(run.setups[0].config.precision)
+            row = speeds.measure(run, args.steps, found["limit_tflops"], args.profile)
+            found["lanes"].append(row)
+            show_speed(found, row)
+            if args.json:
+                write_json(args.json, found)
+
+
+def show_speed(found: dict[str, Any], row: dict[str, Any]) -> None:
+    """Print what was measured of one program."""
+    from rich.console import Console
+    from rich.table import Table
+
+    whole = row["end_to_end"]
+    what = f"{found['task']}, preset {found['preset']}, {row['precision']}"
+    table = Table(
+        title=f"{what}, {row['lanes']} lane(s)",
+        caption=f"{whole['lane_steps_per_s']:,.0f} lane-steps/s with evaluation "
+        f"({whole['lane_steps_per_s_learning']:,.0f} without); compiled in "
+        f"{row['compile_s_cold']:.0f} s cold, {row['compile_s_cached']:.0f} s cached; replay "
+        f"{row['replay_bytes'] / 2**30:.2f} GiB, device peak "
+        f"{(row['device_peak_bytes'] or 0) / 2**30:.1f} GiB; "
+        f"limit {found['limit_tflops']:.1f} TFLOP/s",
+    )
+    for name in ("", "ms (quartiles)", "us a lane-step", "GFLOP a lane", "TFLOP/s", "of the limit"):
+        table.add_column(name, justify="left" if not name else "right")
+    parts = {name: row[name] for name in ("plan", "update", "environment")}
+    for name, part in (parts | {"whole step": whole["step"]}).items():
+        times = f"{part['ms']:.2f} ({part['ms_low']:.2f}, {part['ms_high']:.2f})"
+        work = ["", "", ""]
+        if "gflop" in part:
+            work = [
+                f"{part['gflop']:.1f}",
+                f"{part['tflops']:.2f}",
+                f"{part['share_of_limit']:.1%}",
+            ]
+        table.add_row(name, times, f"{1e3 * part['ms'] / row['lanes']:.0f}", *work)
+    console = Console()
+    console.print(table)
+    for name in ("plan", "update"):
+        for kernel in row[name].get("kernels", ()):
+            console.print(
+                f"{name:7} {kernel['ms']:8.3f} ms {kernel['calls']:6.1f} x {kernel['name']}",
+                highlight=False,
+                markup=False,
+            )
 
 
 def read_run(folder: Path) -> tuple[str, str, list, list[str]]:

@@ -18,6 +18,9 @@ from ace.config import Config, ConfigError, flatten
 from ace.noise import noise_maps
 from ace.types import Lane, LearnerState, Metrics, PlanMemory, Transition
 
+# Products by the vendor's library: a search for others takes most of the compilation. No merging of
+# products that share a matrix: their inputs would be copied together first.
+GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
 MATMUL = {"f32": "highest", "tf32": "default", "bf16": "default"}
 
 
@@ -70,6 +73,17 @@ def pack(obs: np.ndarray, final_obs: np.ndarray, reward, terminated, done) -> np
     return np.concatenate([obs, final_obs, scalars], 1, dtype=np.float32)
 
 
+@functools.cache
+def compiler_options() -> dict[str, Any]:
+    """Those of our options that this machine's compiler knows."""
+    known = {}
+    for name, value in GPU_OPTIONS.items() if jax.default_backend() == "gpu" else ():
+        with contextlib.suppress(Exception):
+            jax.jit(lambda x: x + 1, compiler_options={name: value}).lower(0.0).compile()
+            known[name] = value
+    return known
+
+
 def _compile_now(function: Any, args: tuple) -> None:
     """Compile; the caches keep the result. An error will show again where the result is used."""
     with contextlib.suppress(Exception):
@@ -118,7 +132,7 @@ class Program:
                 return jax.vmap(function, in_axes=axes)(*args)
 
         traced.__name__ = name  # what profiles and compile logs show
-        return jax.jit(traced, donate_argnums=donate)
+        return jax.jit(traced, donate_argnums=donate, compiler_options=compiler_options())
 
     def init_learner(self) -> LearnerState:
         """Freshly initialised learners, drawn lane by lane."""
@@ -140,8 +154,8 @@ class Program:
         start = functools.partial(replay.init, capacity, action_size=self.action_size)
         return jax.jit(jax.vmap(lambda o: start(obs=o)))(jnp.asarray(obs))
 
-    def compile_ahead(self, state: RunState) -> None:
-        """Start to compile what a run will need, in the background.
+    def compile_ahead(self, state: RunState) -> list[threading.Thread]:
+        """Start to compile what a run will need, in background threads, which are returned.
 
         A GPU takes minutes for it; the random steps at the start of a run need none of it. Later
         calls find the finished programs, or wait for them.
@@ -159,9 +173,11 @@ class Program:
             (self.act, (lane, learner, memory, store, number, flag)),
             (self.act_eval, (lane, learner, copies, obs, number, number)),
         )
-        for function, args in wanted:
-            work = functools.partial(_compile_now, function, args)
-            threading.Thread(target=work).start()  # no daemon: ending inside XLA would abort
+        # No daemons: ending inside XLA would abort.
+        threads = [threading.Thread(target=_compile_now, args=work) for work in wanted]
+        for thread in threads:
+            thread.start()
+        return threads
 
     def _act(
         self, lane: Lane, learner: LearnerState, memory: PlanMemory, store, agent_step, restart

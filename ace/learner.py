@@ -218,7 +218,7 @@ def rollout(params: Params, config: Config, batch: Batch) -> tuple[jax.Array, ja
         z, stats = model.project_train(params, b)
         return (z, b), (z, b, stats)
 
-    _, (z, b, stats) = jax.lax.scan(step, (z0, b0), batch.action, unroll=nets.unroll())
+    _, (z, b, stats) = jax.lax.scan(step, (z0, b0), batch.action, unroll=nets.on_gpu())
     return jnp.concatenate([z0[None], z]), jnp.concatenate([b0[None], b]), stats
 
 

@@ -9,8 +9,6 @@ from ace import nets
 from ace.config import Config, LearnConfig
 from ace.types import Params
 
-F32 = jnp.float32
-
 
 def init(rng: nets.Rng, config: Config, obs_size: int, action_size: int) -> tuple[Params, Params]:
     """Parameters and running batch-norm statistics of one lane, as NumPy arrays (1.2, 1.4)."""
@@ -93,8 +91,8 @@ def encode(params: Params, obs: jax.Array) -> jax.Array:
     """z = h(s): [..., O] -> [..., latent]."""
     p = params["encoder"]
     # Full precision here: observations are not normalised, and what is rounded off is lost.
-    x = jnp.matmul(obs, p["in"]["w"], precision=jax.lax.Precision.HIGHEST) + p["in"]["b"]
-    x = nets.elu(nets.layer_norm(p["norm"], x))
+    with jax.default_matmul_precision("highest"):
+        x = nets.dense_layer_norm(p["in"], p["norm"], obs, "elu")
     return nets.linear(p["out"], x.astype(p["out"]["w"].dtype))
 
 
@@ -106,8 +104,8 @@ def believe(params: Params, z: jax.Array, action: jax.Array, b: jax.Array) -> ja
 def project(params: Params, stats: Params, b: jax.Array) -> jax.Array:
     """z' = g(b') with running statistics, for acting."""
     p = params["projector"]
-    x = nets.batch_norm(p["norm"], stats["projector"], nets.linear(p["in"], b))
-    return nets.linear(p["out"], nets.elu(x))
+    x = nets.batch_norm_elu(p["norm"], stats["projector"], nets.linear(p["in"], b))
+    return nets.linear(p["out"], x)
 
 
 def project_train(params: Params, b: jax.Array) -> tuple[jax.Array, Params]:
@@ -121,8 +119,8 @@ def predict_train(params: Params, z: jax.Array) -> tuple[jax.Array, Params]:
 
 
 def _norm_mlp_train(p: Params, x: jax.Array) -> tuple[jax.Array, Params]:
-    x, batch = nets.batch_norm_train(p["norm"], nets.linear(p["in"], x))
-    return nets.linear(p["out"], nets.elu(x)), batch
+    x, batch = nets.dense_batch_norm(p["in"], p["norm"], x)
+    return nets.linear(p["out"], x), batch
 
 
 def reward(params: Params, z: jax.Array, b: jax.Array, action: jax.Array, b_next: jax.Array):
@@ -134,21 +132,22 @@ def reward(params: Params, z: jax.Array, b: jax.Array, action: jax.Array, b_next
 
 
 def _mlp(p: Params, x: jax.Array) -> jax.Array:
-    x = nets.elu(nets.linear(p["in"], x))
-    x = nets.elu(nets.linear(p["mid"], x))
-    return nets.linear(p["out"], x, F32)
+    x = nets.dense_elu(p["mid"], nets.dense_elu(p["in"], x))
+    return nets.linear_f32(p["out"], x)
 
 
 def value(params: Params, z: jax.Array, action: jax.Array) -> jax.Array:
     """Q1 and Q2 of (z, a): [2, ...], float32."""
     x = _join(z, action)
 
-    def critic(p: Params) -> jax.Array:
-        y = jnp.tanh(nets.layer_norm(p["norm_in"], nets.linear(p["in"], x)))
-        y = nets.elu(nets.layer_norm(p["norm_mid"], nets.linear(p["mid"], y)))
-        return nets.linear(p["out"], y, F32).squeeze(-1)
+    def critic(p: Params, x: jax.Array) -> jax.Array:
+        y = nets.dense_layer_norm(p["in"], p["norm_in"], x, "tanh")
+        y = nets.dense_layer_norm(p["mid"], p["norm_mid"], y, "elu")
+        return nets.linear_f32(p["out"], y).squeeze(-1)
 
-    return jax.vmap(critic)(params["value"])
+    if nets.on_gpu():  # the narrow input twice: the wide layers then stay in one order in memory
+        return jax.vmap(critic)(params["value"], jnp.stack([x, x]))
+    return jax.vmap(critic, (0, None))(params["value"], x)
 
 
 def policy(params: Params, z: jax.Array) -> jax.Array:

@@ -109,6 +109,7 @@ class Loop:
         lanes = len(program.setups)
         self.workers = count_workers(self.config, lanes * self.config.eval_episodes)
         self.evaluator: Evaluator | None = None
+        self.compiling: list[threading.Thread] = []
         self.save_seconds = 60 * run.save_minutes
         self.signum = 0
         self.steps = -(-self.config.env_steps // self.config.action_repeat)
@@ -130,7 +131,7 @@ class Loop:
         self.agent_step, self.next_evaluation = start.agent_step, start.next_evaluation
         self.owed, self.ended, self.metrics = start.owed, start.ended, start.metrics
         if self.agent_step < self.steps:
-            program.compile_ahead(self.state)
+            self.compiling = program.compile_ahead(self.state)
         else:
             notes.append("the run is finished")
         labels = zip(run.setups, run.labels, strict=True)

@@ -91,7 +91,7 @@ def propose(
         return (model.project(params, stats, b), b), action
 
     eps = model.action_normal(key, (config.plan.horizon, count), lane.action_mask)
-    return jax.lax.scan(step, (z, b), eps, unroll=nets.unroll())[1]
+    return jax.lax.scan(step, (z, b), eps, unroll=nets.on_gpu())[1]
 
 
 def evaluate_plans(
@@ -108,7 +108,12 @@ def evaluate_plans(
 
     All H steps are rolled out; the working horizon h only selects what counts.
     """
-    learn, count = config.learn, actions.shape[1]
+    learn, plans = config.learn, actions.shape[1]
+    count = plans
+    if nets.on_gpu():  # a round number: otherwise every product pads its input with a kernel more
+        count += -plans % 16
+        actions = jnp.pad(actions, ((0, 0), (0, count - plans), (0, 0)))
+        eps = jnp.pad(eps, ((0, count - plans), (0, 0)))
     z, b = (jnp.broadcast_to(x, (count, x.shape[-1])) for x in (z, b))
 
     def step(carry: tuple, action: jax.Array) -> tuple[tuple, tuple]:
@@ -117,13 +122,14 @@ def evaluate_plans(
         z_next = model.project(params, stats, b_next)
         return (z_next, b_next), (z, b, z_next, b_next)
 
-    _, (zs, bs, z_next, b_next) = jax.lax.scan(step, (z, b), actions, unroll=nets.unroll())
+    _, (zs, bs, z_next, b_next) = jax.lax.scan(step, (z, b), actions, unroll=nets.on_gpu())
     rewards = model.reward(params, zs, bs, actions, b_next)
     t = jnp.arange(actions.shape[0])[:, None]
     running = jnp.sum(jnp.where(t < horizon, learn.discount**t * rewards, 0.0), 0)
     z_end = z_next[horizon - 1]
     action = model.noisy_policy(params, learn, z_end, eps)
-    return running + learn.discount**horizon * model.value(params, z_end, action).min(0)
+    values = running + learn.discount**horizon * model.value(params, z_end, action).min(0)
+    return values[:plans]
 
 
 def act_policy(lane: Lane, state: LearnerState, obs: jax.Array) -> jax.Array:

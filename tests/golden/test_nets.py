@@ -13,9 +13,8 @@ from ace.config import Config, LearnConfig, NetConfig, replace
 from tests.golden import reference as ref
 
 # Compiled whole: many small eager programs take longer to build than one.
-elu_slope = jax.jit(jax.vmap(jax.grad(nets.elu)))
 layer_norm = jax.jit(nets.layer_norm)
-batch_norm_train = jax.jit(nets.batch_norm_train)
+dense_batch_norm = jax.jit(nets.dense_batch_norm)
 ln_gru = jax.jit(nets.ln_gru)
 encode, believe, value = jax.jit(model.encode), jax.jit(model.believe), jax.jit(model.value)
 policy, reward = jax.jit(model.policy), jax.jit(model.reward)
@@ -52,17 +51,14 @@ def test_linear_by_hand() -> None:
     close(nets.linear(p, jnp.array([2.0, 10.0])), [32.5, 53.0])
 
 
-def test_elu_and_its_slope() -> None:
-    x = np.array([-30.0, -2.0, -0.5, -1e-4, 1e-4, 0.5, 40.0, 200.0])
-    close(nets.elu(jnp.array(x, jnp.float32)), ref.elu(x), 1e-6)
-    slopes = elu_slope(jnp.array(x, jnp.float32))
-    close(slopes, np.where(x > 0, 1.0, np.exp(np.minimum(x, 0))), 1e-6)
-
-
-def test_elu_is_smooth_at_zero() -> None:
-    # Zero does occur: a batch norm of equal rows gives it exactly.
-    assert nets.elu(jnp.float32(0)) == 0
-    assert jax.grad(nets.elu)(jnp.float32(0)) == 1
+def test_a_product_in_float32_keeps_what_bf16_would_lose() -> None:
+    x = jnp.full((1, 512), 1.0, jnp.bfloat16)
+    p = {"w": jnp.full((512, 1), 1.0078125, jnp.bfloat16), "b": jnp.array([0.0])}
+    assert nets.linear_f32(p, x).dtype == jnp.float32
+    assert nets.linear_f32(p, x)[0, 0] == 516.0  # bf16 has 516 but not every sum on the way
+    grads = jax.grad(lambda p, x: nets.linear_f32(p, x).sum(), (0, 1))(p, x)
+    assert grads[1].dtype == jnp.bfloat16 and (grads[1] == 1.0078125).all()
+    close(grads[0]["b"], [1.0])
 
 
 def test_layer_norm_by_hand() -> None:
@@ -80,20 +76,49 @@ def test_layer_norm_epsilon_matters_for_small_inputs() -> None:
 
 
 def test_batch_norm_train_uses_biased_and_eval_uses_running_statistics() -> None:
-    p = {"scale": jnp.array([2.0]), "bias": jnp.array([1.0])}
+    p = {"w": jnp.array([[1.0]]), "b": jnp.array([0.5])}
+    norm = {"scale": jnp.array([2.0]), "bias": jnp.array([1.0])}
     x = jnp.array([[1.0], [2.0], [6.0]])  # mean 3, biased variance 14/3
-    y, batch = batch_norm_train(p, x)
-    close(y[:, 0], 1 + 2 * np.array([-2, -1, 3]) / np.sqrt(14 / 3 + 1e-5), 1e-6)
-    close([batch["mean"][0], batch["var"][0]], [3.0, 14 / 3], 1e-6)
+    y, batch = dense_batch_norm(p, norm, x)
+    normed = 1 + 2 * np.array([-2, -1, 3]) / np.sqrt(14 / 3 + 1e-5)
+    close(y[:, 0], ref.elu(normed), 1e-6)
+    close([batch["mean"][0], batch["var"][0]], [3.5, 14 / 3], 1e-6)  # the bias moves the mean
     running = {"mean": jnp.array([1.0]), "var": jnp.array([4.0])}
-    close(nets.batch_norm(p, running, x)[:, 0], 1 + np.array([0, 1, 5]) * 2 / np.sqrt(4 + 1e-5))
+    normed = 1 + np.array([0, 1, 5]) * 2 / np.sqrt(4 + 1e-5)
+    close(nets.batch_norm_elu(norm, running, x)[:, 0], ref.elu(normed))
 
 
 def test_batch_norm_train_keeps_leading_axes_apart() -> None:
     x = np.random.default_rng(0).standard_normal((3, 8, 2)).astype(np.float32)
-    y, batch = batch_norm_train(nets.norm_init(2), jnp.asarray(x))
+    p = {"w": jnp.eye(2), "b": jnp.zeros(2)}
+    y, batch = dense_batch_norm(p, nets.norm_init(2), jnp.asarray(x))
     close(batch["mean"], x.mean(1))
-    close(np.asarray(y).mean(1), np.zeros((3, 2)), 1e-6)
+    normed = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+    close(y, ref.elu(normed))
+
+
+def test_bias_before_a_batch_norm_has_no_gradient(scene) -> None:
+    params, _, x, *_ = scene
+
+    def loss(p):
+        return jnp.sum(jnp.square(nets.dense_batch_norm(p["in"], p["norm"], x["b"])[0]))
+
+    grads = jax.grad(loss)(params["projector"])
+    assert (grads["in"]["b"] == 0).all() and (grads["in"]["w"] != 0).all()
+
+
+@pytest.mark.parametrize("shape", [(9, 5), (4, 9, 5)])
+def test_recomputed_batch_norm_is_the_plain_one(shape: tuple) -> None:
+    rng = np.random.default_rng(0)
+    draw = (rng.standard_normal(s).astype(np.float32) for s in (5, 5, shape))
+    args, weight = list(draw), rng.standard_normal(shape).astype(np.float32)
+
+    def both(apply):
+        out, gradient = jax.vjp(lambda *a: apply(*a)[0], *args)
+        return apply(*args), out, gradient(jnp.asarray(weight))
+
+    one, other = both(nets.batch_norm_elu_train), both(nets.batch_norm_elu_recomputed)
+    jax.tree.map(lambda a, b: close(a, b, 1e-4), other, one)
 
 
 def test_running_statistics_fold_batches_in_order() -> None:

@@ -9,7 +9,7 @@ from ace.config import Config, flatten
 
 ROOT = Path(__file__).parents[2] / "ace"
 LAYERS = [
-    {"types", "keys", "config"},
+    {"types", "keys", "config", "kernels"},
     {"nets", "noise"},
     {"model"},
     {"targets", "losses", "planners"},
@@ -19,7 +19,7 @@ LAYERS = [
     {"collect", "evaluate"},
     {"resume"},
     {"train"},
-    {"export"},
+    {"export", "speed"},
     {"cli", "__main__"},
 ]
 LEAVES = {"record", "display", "plots", "checkpoint"}  # for resume, train and cli

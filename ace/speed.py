@@ -1,0 +1,258 @@
+"""How fast this machine is, part by part: planning, updates, simulators, and a whole run.
+
+Work is counted from the shapes of the matrix products, the limit is measured with a large one.
+"""
+
+import functools
+import glob
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from ace.collect import Collector
+from ace.lanes import Program, RunState, pack
+from ace.train import Loop, Run, check_memory, count_workers, replay_capacity
+
+WARM_UP = 20
+Times = dict[str, float]
+
+
+def spread(seconds: list[float]) -> Times:
+    """Median and quartiles in milliseconds."""
+    low, mid, high = np.percentile(np.array(seconds) * 1e3, [25, 50, 75])
+    return {"ms": float(mid), "ms_low": float(low), "ms_high": float(high)}
+
+
+def timed(call: Callable[[], Any], repeats: int) -> Times:
+    """Times of a call, waiting for the device each time."""
+    for _ in range(WARM_UP):
+        jax.block_until_ready(call())
+    seconds = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        jax.block_until_ready(call())
+        seconds.append(time.perf_counter() - begun)
+    return spread(seconds)
+
+
+def count_flops(jaxpr: Any) -> float:
+    """Floating-point operations of all matrix products in a program, loops included."""
+    total = 0.0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            (contract, _), _ = eqn.params["dimension_numbers"]
+            shared = np.prod([eqn.invars[0].aval.shape[d] for d in contract])
+            total += 2 * float(np.prod(eqn.outvars[0].aval.shape)) * float(shared)
+        times = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(inner, jex.ClosedJaxpr):
+                    total += times * count_flops(inner.jaxpr)
+                elif isinstance(inner, jex.Jaxpr):
+                    total += times * count_flops(inner)
+    return total
+
+
+def measure_limit(precision: str) -> float:
+    """TFLOP/s of a large matrix product in the type of the activations."""
+    gpu = jax.default_backend() != "cpu"
+    size, dtype = (8192, jnp.bfloat16) if gpu else (2048, jnp.float32)
+    dtype = dtype if precision == "bf16" or not gpu else jnp.float32
+    x = jax.random.normal(jax.random.key(0), (size, size), dtype)
+    seconds = timed(functools.partial(jax.jit(jnp.matmul), x, x), 20)["ms"] / 1e3
+    return 2 * size**3 / seconds / 1e12
+
+
+class Bench:
+    """The functions of one program, with a state to call them on."""
+
+    def __init__(self, program: Program, capacity: int):
+        self.program, self.lanes = program, len(program.setups)
+        self.count = jnp.int32(30_000)  # past the ramps
+        rng = np.random.default_rng(0)
+        self.state = program.init_state(self._obs(rng), capacity)
+        store, no = self.state.replay, np.zeros(self.lanes, bool)
+        for step in range(64):
+            action = program.act_seed(program.lane, jnp.int32(step))
+            reward = rng.standard_normal(self.lanes).astype(np.float32)
+            packed = pack(self._obs(rng), self._obs(rng), reward, no, no)
+            store = program.add(program.lane, store, action, jnp.asarray(packed))
+        self.state = self.state._replace(replay=store)
+        self.parts = {"plan": program.act, "update": program.update}
+
+    def _obs(self, rng: np.random.Generator) -> np.ndarray:
+        return rng.standard_normal((self.lanes, self.program.obs_size)).astype(np.float32)
+
+    def arguments(self, part: str) -> tuple:
+        """What a part is called with."""
+        lane, (learner, memory, store) = self.program.lane, self.state
+        if part == "plan":
+            return lane, learner, memory, store, self.count, jnp.bool_(False)
+        return lane, learner, store, self.count, jnp.ones(self.lanes, bool)
+
+    def call(self, part: str) -> Any:
+        """Make one call, which replaces the state that it uses up."""
+        out = self.parts[part](*self.arguments(part))
+        learner, memory, store = self.state
+        if part == "plan":
+            self.state = RunState(learner, out[1], store)
+            return out[0]
+        self.state = RunState(out[0], memory, out[1])
+        return out[2]
+
+    def compile(self) -> float:
+        """Seconds to compile all parts at once, as a run does."""
+
+        def one(part: str) -> None:
+            self.parts[part].lower(*self.arguments(part)).compile()
+
+        jax.clear_caches()
+        begun = time.perf_counter()
+        threads = [threading.Thread(target=one, args=(part,)) for part in self.parts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return time.perf_counter() - begun
+
+    def flops(self, part: str) -> float:
+        """Work of one call of a part, per lane."""
+        traced = jax.make_jaxpr(lambda *args: self.parts[part](*args))(*self.arguments(part))
+        return count_flops(traced.jaxpr) / self.lanes
+
+
+def measure_compile(bench: Bench) -> tuple[float, float]:
+    """Seconds to compile with nothing cached, and with the cache on disk."""
+    before = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    with tempfile.TemporaryDirectory() as folder:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        _forget_cache()
+        try:
+            return bench.compile(), bench.compile()
+        finally:
+            jax.config.update("jax_compilation_cache_dir", before)
+            _forget_cache()
+
+
+def _forget_cache() -> None:
+    """Make JAX look at the folder of its compilation cache again."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    compilation_cache.reset_cache()
+
+
+def measure_environment(program: Program, steps: int) -> Times:
+    """Times of one step of all simulators, as the run steps them."""
+    rng = np.random.default_rng(0)
+    shape = (len(program.setups), program.action_size)
+    collector = Collector(program, count_workers(program.config, shape[0]))
+    try:
+        collector.reset()
+        seconds = []
+        for _ in range(WARM_UP + steps):
+            collector.send(rng.uniform(-1, 1, shape).astype(np.float32))
+            begun = time.perf_counter()
+            collector.recv()
+            seconds.append(time.perf_counter() - begun)
+    finally:
+        collector.close()
+    return spread(seconds[WARM_UP:])
+
+
+def measure_run(run: Run, program: Program, steps: int) -> dict[str, Any]:
+    """Times of one step of a real run, and of an evaluation: everything included."""
+    config = program.config
+    capacity = replay_capacity(run.setups)
+    collector = Collector(program, count_workers(config, len(run.setups)))
+    try:
+        loop = Loop(run, program, collector, capacity)
+        with loop.recorder:
+            for thread in loop.compiling:
+                thread.join()
+            for _ in range(config.seed_steps + WARM_UP):  # with the burst of updates at its end
+                loop.step(loop.agent_step)
+            jax.block_until_ready(loop.state)
+            begun, seconds = time.perf_counter(), []
+            for _ in range(steps):
+                start = time.perf_counter()
+                loop.step(loop.agent_step)
+                loop.recorder.progress(loop.env_step, skipped_updates=loop.skipped())
+                seconds.append(time.perf_counter() - start)
+            jax.block_until_ready(loop.state)
+            step = (time.perf_counter() - begun) / steps
+            loop.evaluate()  # makes the simulators and compiles
+            begun = time.perf_counter()
+            loop.evaluate()
+            evaluation = time.perf_counter() - begun
+            assert loop.evaluator
+            loop.evaluator.close()
+    finally:
+        collector.close()
+    share = evaluation * config.action_repeat / config.eval_every  # per agent step
+    lanes = len(run.setups)
+    return {
+        "step": spread(seconds),
+        "evaluation_s": evaluation,
+        "lane_steps_per_s_learning": lanes / step,
+        "lane_steps_per_s": lanes / (step + share),
+    }
+
+
+def measure(run: Run, steps: int, limit: float, profile: bool) -> dict[str, Any]:
+    """All of one program."""
+    program = Program(run.agent, run.setups)
+    capacity = replay_capacity(run.setups)
+    replay_bytes = len(run.setups) * check_memory(program, capacity, len(run.setups))
+    bench = Bench(program, capacity)
+    cold, cached = measure_compile(bench)
+    found: dict[str, Any] = {
+        "lanes": len(run.setups),
+        "precision": program.config.precision,
+        "compile_s_cold": cold,
+        "compile_s_cached": cached,
+        "replay_bytes": replay_bytes,
+    }
+    for part in bench.parts:
+        found[part] = timed(functools.partial(bench.call, part), steps)
+        work = bench.flops(part)
+        rate = work * found["lanes"] / found[part]["ms"] / 1e9
+        found[part] |= {"gflop": work / 1e9, "tflops": rate, "share_of_limit": rate / limit}
+        if profile:
+            found[part]["kernels"] = kernels(functools.partial(bench.call, part))
+    del bench
+    found["environment"] = measure_environment(program, steps)
+    found["end_to_end"] = measure_run(run, program, steps)
+    stats = jax.devices()[0].memory_stats() or {}
+    found["device_peak_bytes"] = stats.get("peak_bytes_in_use")
+    return found
+
+
+def kernels(call: Callable[[], Any], calls: int = 5, most: int = 25) -> list[dict[str, Any]]:
+    """What the device spends its time on in one call: name, calls and milliseconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for _ in range(calls):
+                jax.block_until_ready(call())
+        (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
+        data = jax.profiler.ProfileData.from_file(path)
+    totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    on_device = any(plane.name.startswith("/device:GPU") for plane in data.planes)
+    for plane in data.planes:
+        if on_device != plane.name.startswith("/device:GPU"):
+            continue
+        for line in plane.lines:
+            for event in line.events:
+                # On a CPU, only what belongs to a compiled program; Python's own frames do not.
+                if on_device or any(key == "hlo_op" for key, _ in event.stats):
+                    totals[event.name][0] += 1 / calls
+                    totals[event.name][1] += event.duration_ns / 1e6 / calls
+    ranked = sorted(totals.items(), key=lambda item: -item[1][1])
+    return [{"name": n, "calls": round(c, 1), "ms": ms} for n, (c, ms) in ranked[:most]]

@@ -1,0 +1,126 @@
+"""The fused kernels, interpreted, against the plain functions and automatic differentiation."""
+
+# pyright: reportCallIssue=false
+
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ace import kernels, learner, model, nets
+from ace.config import Config, replace
+from ace.types import Batch, Lane
+
+F = jnp.float32
+
+ROWS, WIDTH = 48, 256
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    """Run the kernels without a GPU."""
+    monkeypatch.setattr(kernels, "INTERPRET", True)
+
+
+KINDS = [(act, norm) for act in ("elu", "tanh") for norm in (True, False)]
+
+
+def inputs(dtype=jnp.float32) -> tuple[jax.Array, ...]:
+    """Rows, bias, scale and bias of the norm, and a gradient."""
+    rng = np.random.default_rng(0)
+    x, dy = (jnp.asarray(rng.standard_normal((ROWS, WIDTH)) * s, dtype) for s in (3.0, 1.0))
+    b, scale, bias = (jnp.asarray(rng.standard_normal(WIDTH), jnp.float32) for _ in range(3))
+    return x, b, scale, bias, dy
+
+
+def textbook(act: str, norm: bool, x, b, scale, bias) -> jax.Array:
+    """What is meant, written with the library's own functions."""
+    x = x.astype(jnp.float32) + b
+    if norm:
+        x = jax.nn.standardize(x, axis=-1, epsilon=1e-5) * scale + bias
+    return jax.nn.elu(x) if act == "elu" else jnp.tanh(x)
+
+
+@pytest.mark.parametrize(("act", "norm"), KINDS)
+def test_kernels_are_the_textbook(act: str, norm: bool) -> None:
+    *args, dy = inputs()
+    y, gradient = jax.vjp(lambda *a: textbook(act, norm, *a), *args)
+    wanted = gradient(dy)
+    got, gradient = jax.vjp(lambda *a: kernels.bias_norm_act(act, norm, *a), *args)
+    close(got, y)
+    jax.tree.map(close, gradient(dy), wanted)
+
+
+@pytest.mark.parametrize(("act", "norm"), KINDS)
+def test_bf16_goes_in_and_out(act: str, norm: bool) -> None:
+    *args, dy = inputs(jnp.bfloat16)
+    y = kernels.fused_forward(act, norm, *args)
+    dx, _ = kernels.fused_backward(act, norm, *args, dy)
+    assert y.dtype == dx.dtype == jnp.bfloat16
+    exact = textbook(act, norm, *args)
+    np.testing.assert_allclose(y.astype(jnp.float32), exact, rtol=2**-8, atol=1e-6)
+
+
+def test_lanes_are_a_batch_of_the_kernel() -> None:
+    x, b, scale, bias, dy = inputs()
+    lanes = [jnp.stack([v, 0.5 * v, -v]) for v in (x, b, scale, bias, dy)]
+
+    def one(x, b, scale, bias, dy):
+        y = kernels.fused_forward("elu", True, x, b, scale, bias)
+        return y, kernels.fused_backward("elu", True, x, b, scale, bias, dy)
+
+    together = jax.vmap(one)(*lanes)
+    for lane in range(3):
+        alone = one(*(v[lane] for v in lanes))
+        jax.tree.map(close, alone, jax.tree.map(operator.itemgetter(lane), together))
+
+
+def close(got, wanted) -> None:
+    np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-5)
+
+
+def test_an_update_on_the_fast_path_has_the_gradients_of_the_plain_one(monkeypatch) -> None:
+    """The loss of model and critics, and the policy's, as a GPU would compute them."""
+    changes = {"net.mlp": 128, "net.encoder": 128, "net.belief": 16, "net.latent": 8}
+    changes |= {"learn.batch": 64, "plan.horizon": 3, "plan.horizon_ramp.start": 2.0}
+    config = replace(Config(), changes | {"precision": "f32"})
+    rng = np.random.default_rng(0)
+    params, _ = model.init(rng, config, 5, 2)
+    params = jax.tree.map(lambda x: jnp.asarray(x + 0.1 * rng.standard_normal(x.shape), F), params)
+    model_params, policy_params = learner.split(params)
+
+    def draw(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape), F)
+
+    batch = Batch(
+        obs=draw(4, 64, 5),
+        action=jnp.tanh(draw(3, 64, 2)),
+        reward=draw(3, 64),
+        continues=jnp.ones((3, 64)),
+        mask=jnp.ones((3, 64)).at[2:, :9].set(0.0),
+        weight=jnp.abs(draw(64)),
+        index=jnp.arange(64),
+    )
+    targets, y, eps = draw(3, 64, 8), draw(3, 64), draw(2, 4, 64, 2)
+    lane = Lane(jnp.uint32(0), config, jnp.ones(2, bool), jnp.zeros((4, 3, 3)))
+
+    def gradients(interpret: bool):
+        monkeypatch.setattr(kernels, "INTERPRET", interpret)
+        monkeypatch.setattr(nets, "on_gpu", lambda: interpret)
+        grad = jax.grad(learner.model_loss, has_aux=True)
+        grads, aux = grad(model_params, config, batch, targets, y)
+        online = model.encode(params, batch.obs)
+        of_policy = jax.grad(learner.policy_loss_of, has_aux=True)
+        policy, _ = of_policy(policy_params, lane, model_params, aux["z"], online, batch, eps)
+        return grads, policy, aux
+
+    plain, calls = gradients(False), []
+    backward = kernels.fused_backward
+    monkeypatch.setattr(kernels, "fused_backward", lambda *a: calls.append(a[:2]) or backward(*a))
+    fast = gradients(True)
+    assert set(calls) == {("elu", True), ("tanh", True), ("elu", False)}
+    for one, other in zip(jax.tree.leaves(plain), jax.tree.leaves(fast), strict=True):
+        scale = float(jnp.abs(one).max()) + 1e-6
+        np.testing.assert_allclose(other / scale, one / scale, atol=2e-5)

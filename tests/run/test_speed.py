@@ -1,0 +1,69 @@
+"""`ace speed`: the work is counted right, and the command measures every part."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ace import cli, speed
+from ace.config import replace
+from ace.envs.api import EnvSpec
+from ace.lanes import LaneSetup, Program
+from ace.presets import resolve
+
+
+def flops(function, *args) -> float:
+    return speed.count_flops(jax.make_jaxpr(function)(*args).jaxpr)
+
+
+def test_products_are_counted_wherever_they_stand() -> None:
+    x, w = jnp.ones((3, 4, 5)), jnp.ones((5, 7))
+    assert flops(jnp.matmul, x, w) == 2 * 3 * 4 * 5 * 7
+    assert flops(jax.jit(jax.vmap(jnp.matmul, (0, None))), x, w) == 2 * 3 * 4 * 5 * 7
+
+    def loop(x):
+        return jax.lax.scan(lambda c, _: (c @ c, None), x, None, length=6)[0]
+
+    assert flops(loop, jnp.ones((8, 8))) == 6 * 2 * 8**3
+    both = flops(jax.grad(lambda w: jnp.sum(x @ w)), w)  # only the product that the gradient needs
+    assert both == 2 * 2 * 3 * 4 * 5 * 7
+
+
+def test_work_of_the_method_by_hand() -> None:
+    """The reward head of all candidates, counted by hand, is most of a plan's widest layers."""
+    spec = EnvSpec("dmc/cheetah-run", 24, 6, 1000, True)
+    config = replace(resolve("default", "dmc/cheetah-run", spec), {"precision": "f32"})
+    program = Program("ace", [LaneSetup("dmc/cheetah-run", 0, config, (24, 6))])
+    store = jax.eval_shape(lambda: program.init_replay(np.zeros((1, 24), np.float32), 1000))
+    state = (program.init_learner(), program.init_memory(), store)
+    plan = flops(lambda *a: program.act(*a), program.lane, *state, jnp.int32(1), jnp.bool_(False))
+    sizes = (256, 204, 163, 130, 104, 83)
+    candidates = sum(n + n // 2 + 8 for n in sizes)
+    z, a, b, m, h = 50, 6, 128, 512, 6
+    cell = (z + a) * 3 * b + b * 3 * b
+    projector, reward = b * m + m * z, b * m + m * m + m
+    value, policy = 2 * ((z + a) * m + m * m + m), z * m + m * m + m * a
+    rollouts = candidates * (h * (cell + projector + reward) + value + policy)
+    proposals = 128 * h * (policy + cell + projector)
+    encoder, noise = 24 * 256 + 256 * z, a * (sum(sizes) + 8) * h * h
+    assert plan == 2 * (rollouts + proposals + encoder + noise)
+
+
+def test_the_command_measures_everything(tmp_path, capsys) -> None:
+    out = tmp_path / "speed.json"
+    argv = ["speed", "--lanes", "2", "--preset", "debug", "--task", "probe/point"]
+    cli.main([*argv, "--steps", "3", "--json", str(out), "--plan.iterations", "1", "--profile"])
+    found = json.loads(out.read_text())
+    (row,) = found["lanes"]
+    assert row["lanes"] == 2 and found["limit_tflops"] > 0
+    for part in ("plan", "update"):
+        assert row[part]["ms_low"] <= row[part]["ms"] <= row[part]["ms_high"]
+        rate = 2 * row[part]["gflop"] / row[part]["ms"]  # lanes, GFLOP a lane, in GFLOP per ms
+        assert row[part]["tflops"] == pytest.approx(rate)
+        assert row[part]["kernels"]
+    whole = row["end_to_end"]
+    assert 0 < whole["lane_steps_per_s"] < whole["lane_steps_per_s_learning"]
+    assert row["compile_s_cached"] < row["compile_s_cold"]
+    assert "lane-steps/s" in capsys.readouterr().out
