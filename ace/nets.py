@@ -220,8 +220,12 @@ def gru_init(rng: Rng, n_in: int, width: int) -> Params:
 
 def ln_gru(p: Params, x: jax.Array, b: jax.Array) -> jax.Array:
     """A GRU step with a layer norm on each gate; the update gate multiplies the candidate (1.3)."""
-    i = (x @ p["wi"]).reshape(*x.shape[:-1], 3, -1)
-    h = (b @ p["wh"]).reshape(*b.shape[:-1], 3, -1)
+    i, h = (_rows(jnp.matmul, {"w": w}, v) for w, v in ((p["wi"], x), (p["wh"], b)))
+    if kernels.fits_gru(math.prod(b.shape[:-1]), b.shape[-1]):
+        flat = (y.reshape(-1, y.shape[-1]) for y in (i, h, b))
+        new: Any = kernels.gru_gates(*flat, p["norm"]["scale"], p["norm"]["bias"])
+        return new.reshape(b.shape)
+    i, h = (y.reshape(*y.shape[:-1], 3, -1) for y in (i, h))
     gates = layer_norm(_gates(p, slice(0, 2)), i[..., :2, :] + h[..., :2, :], eps=1e-3)
     reset, update = jnp.split(jax.nn.sigmoid(gates), 2, axis=-2)
     reset, update = reset.squeeze(-2), update.squeeze(-2)

@@ -44,13 +44,14 @@ class Replay(NamedTuple):
 def init(capacity: int, obs: jax.Array, action_size: int) -> Replay:
     """An empty replay that holds the first observation of the run."""
     zeros = jnp.zeros
+    empty = jax.eval_shape(build_tree, jax.ShapeDtypeStruct((capacity,), jnp.float32))
     return Replay(
         obs=zeros((capacity, obs.shape[-1])).at[0].set(obs),
         action=zeros((capacity, action_size)),
         reward=zeros(capacity),
         terminated=zeros(capacity, bool),
         final=zeros(capacity, bool),
-        tree=build_tree(zeros(capacity)),
+        tree=jax.tree.map(lambda x: zeros(x.shape), empty),
         cursor=zeros((), jnp.int32),
         length=zeros((), jnp.int32),
         stored=jnp.ones((), jnp.int32),

@@ -3,6 +3,7 @@
 # pyright: reportCallIssue=false
 
 import operator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -81,9 +82,40 @@ def close(got, wanted) -> None:
     np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-5)
 
 
+def test_kernels_are_tried_out_before_they_are_used(monkeypatch, capsys) -> None:
+    kernels._have_gpu.cache_clear()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert kernels._have_gpu()
+    kernels._have_gpu.cache_clear()
+    forward = kernels.fused_forward
+    monkeypatch.setattr(kernels, "fused_forward", lambda *a: 1.01 * forward(*a))
+    assert not kernels._have_gpu()
+    assert "a kernel is wrong" in capsys.readouterr().out
+    kernels._have_gpu.cache_clear()
+
+
+def test_gru_kernels_are_the_plain_gru(monkeypatch) -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"wi": (20, 384), "wh": (128, 384)}
+    p: Any = {k: jnp.asarray(rng.standard_normal(s) / 5, F) for k, s in shapes.items()}
+    p["norm"] = {k: jnp.asarray(rng.standard_normal((3, 128)), F) for k in ("scale", "bias")}
+    x, b, d = (jnp.asarray(rng.standard_normal((24, n)), F) for n in (20, 128, 128))
+
+    def both() -> tuple:
+        out, gradient = jax.vjp(nets.ln_gru, p, x, b)
+        return out, gradient(d)
+
+    fused = both()
+    monkeypatch.setattr(kernels, "INTERPRET", False)
+    plain = both()
+    for one, other in zip(jax.tree.leaves(fused), jax.tree.leaves(plain), strict=True):
+        scale = float(jnp.abs(other).max())
+        np.testing.assert_allclose(one / scale, other / scale, atol=2e-6)
+
+
 def test_an_update_on_the_fast_path_has_the_gradients_of_the_plain_one(monkeypatch) -> None:
     """The loss of model and critics, and the policy's, as a GPU would compute them."""
-    changes = {"net.mlp": 128, "net.encoder": 128, "net.belief": 16, "net.latent": 8}
+    changes = {"net.mlp": 128, "net.encoder": 128, "net.belief": 128, "net.latent": 8}
     changes |= {"learn.batch": 64, "plan.horizon": 3, "plan.horizon_ramp.start": 2.0}
     config = replace(Config(), changes | {"precision": "f32"})
     rng = np.random.default_rng(0)
