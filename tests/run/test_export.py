@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from safetensors.numpy import load_file, save_file
 
 from ace import cli
-from ace.export import Agent
 from ace.lanes import Program
 from ace.train import load_agents
 from tests.run.helpers import small_run
@@ -73,7 +73,6 @@ def test_exported_agents_act_the_same_in_a_process_without_the_code(trained, tmp
     program = Program(agent, setups)
     learner, agent_step = load_agents(trained, program)
     one = jax.tree.map(lambda x: x[lane], (program.lane, learner))
-    here = Agent(program, one[0], one[1], sizes, agent_step)
     wide = np.pad(obs, [(0, 0), (0, program.obs_size - sizes[0])])
     seed = jnp.uint32(7)
 
@@ -82,19 +81,25 @@ def test_exported_agents_act_the_same_in_a_process_without_the_code(trained, tmp
         key = jax.random.fold_in(jax.random.key(seed), count)
         return program.agent.act(*one, memory, obs, first, agent_step, key, train=False)
 
+    # The same files in this process: equal to the bit.
+    files = {
+        n: (load_file(out / f"{n}.safetensors"), (out / f"{n}.stablehlo").read_bytes())
+        for n in ("policy", "planner")
+    }
+    calls = {n: export.deserialize(bytearray(code)).call for n, (_, code) in files.items()}
+    np.testing.assert_array_equal(found["policy"], calls["policy"](files["policy"][0], obs))
+    memory = program.agent.init_memory(program.config, program.action_size)
+    named = memory._asdict()
     with jax.default_matmul_precision("highest"):
-        # The same function in this process: equal to the bit.
-        np.testing.assert_array_equal(found["policy"], jax.jit(here.policy)(here.arrays, obs))
         # The agent as it acts in a run, compiled with other neighbours: equal but for rounding.
         policy = program.agent.act_policy(*one, wide)[:, : sizes[1]]
         np.testing.assert_allclose(found["policy"], policy, rtol=1e-5, atol=1e-6)
-        memory = program.agent.init_memory(program.config, program.action_size)
-        named, planner = memory._asdict(), jax.jit(here.planner)
         for count in range(5):
-            when = (jnp.bool_(count == 0), jnp.int32(count))
-            action, named = planner(here.arrays, named, obs[count], when[0], seed, when[1])
+            first, number = jnp.bool_(count == 0), jnp.int32(count)
+            given = (files["planner"][0], named, obs[count], first, seed, number)
+            action, named = calls["planner"](*given)
             np.testing.assert_array_equal(found["planner"][count], action)
-            action, memory = act(memory, wide[count], *when)
+            action, memory = act(memory, wide[count], first, number)
             expected = action[: sizes[1]]
             np.testing.assert_allclose(found["planner"][count], expected, rtol=1e-4, atol=1e-5)
     assert len(np.unique(found["planner"], axis=0)) == 5
