@@ -387,49 +387,9 @@ def speed(argv: list[str]) -> None:
                 found["limit_tflops"] = speeds.measure_limit(run.setups[0].config.precision)
             row = speeds.measure(run, args.steps, found["limit_tflops"], args.profile)
             found["lanes"].append(row)
-            show_speed(found, row)
+            speeds.show(found, row)
             if args.json:
                 write_json(args.json, found)
-
-
-def show_speed(found: dict[str, Any], row: dict[str, Any]) -> None:
-    """Print what was measured of one program."""
-    from rich.console import Console
-    from rich.table import Table
-
-    whole = row["end_to_end"]
-    what = f"{found['task']}, preset {found['preset']}, {row['precision']}"
-    table = Table(
-        title=f"{what}, {row['lanes']} lane(s)",
-        caption=f"{whole['lane_steps_per_s']:,.0f} lane-steps/s with evaluation "
-        f"({whole['lane_steps_per_s_learning']:,.0f} without); compiled in "
-        f"{row['compile_s_cold']:.0f} s cold, {row['compile_s_cached']:.0f} s cached; replay "
-        f"{row['replay_bytes'] / 2**30:.2f} GiB, device peak "
-        f"{(row['device_peak_bytes'] or 0) / 2**30:.1f} GiB; "
-        f"limit {found['limit_tflops']:.1f} TFLOP/s",
-    )
-    for name in ("", "ms (quartiles)", "us a lane-step", "GFLOP a lane", "TFLOP/s", "of the limit"):
-        table.add_column(name, justify="left" if not name else "right")
-    parts = {name: row[name] for name in ("plan", "update", "environment")}
-    for name, part in (parts | {"whole step": whole["step"]}).items():
-        times = f"{part['ms']:.2f} ({part['ms_low']:.2f}, {part['ms_high']:.2f})"
-        work = ["", "", ""]
-        if "gflop" in part:
-            work = [
-                f"{part['gflop']:.1f}",
-                f"{part['tflops']:.2f}",
-                f"{part['share_of_limit']:.1%}",
-            ]
-        table.add_row(name, times, f"{1e3 * part['ms'] / row['lanes']:.0f}", *work)
-    console = Console()
-    console.print(table)
-    for name in ("plan", "update"):
-        for kernel in row[name].get("kernels", ()):
-            console.print(
-                f"{name:7} {kernel['ms']:8.3f} ms {kernel['calls']:6.1f} x {kernel['name']}",
-                highlight=False,
-                markup=False,
-            )
 
 
 def read_run(folder: Path) -> tuple[str, str, list, list[str]]:

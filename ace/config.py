@@ -239,6 +239,11 @@ class Config:
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     parity: ParityConfig = field(default_factory=ParityConfig)
 
+    @property
+    def agent_steps(self) -> int:
+        """Agent steps of a whole run: enough for `env_steps`."""
+        return -(-self.env_steps // self.action_repeat)
+
 
 class ConfigError(ValueError):
     """A setting that cannot work, with what to change."""

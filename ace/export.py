@@ -17,6 +17,7 @@ from jax import export as jax_export
 from ace import checkpoint
 from ace.config import ConfigError
 from ace.lanes import MATMUL, Program
+from ace.train import agent_part
 from ace.types import Lane, LearnerState, PlanMemory
 
 FORMAT = 1
@@ -98,15 +99,11 @@ class Agent:
     ):
         self.program, self.lane, self.learner = program, lane, learner
         self.sizes, self.agent_step = sizes, agent_step
-        self.arrays: Arrays = checkpoint.named_arrays(jax.device_get(self._acting(learner)))
-
-    @staticmethod
-    def _acting(learner: LearnerState) -> dict[str, Any]:
-        return {"params": learner.params, "stats": learner.stats}
+        self.arrays: Arrays = checkpoint.named_arrays(jax.device_get(agent_part(learner)))
 
     def _learner(self, arrays: Arrays) -> LearnerState:
         """The learner with its arrays put in."""
-        structure = jax.tree.structure(self._acting(self.learner))
+        structure = jax.tree.structure(agent_part(self.learner))
         leaves = [arrays[name] for name in self.arrays]
         return self.learner._replace(**jax.tree.unflatten(structure, leaves))
 

@@ -191,7 +191,7 @@ class Keeper:
 
     def _fits_together(self, saved: Saved) -> bool:
         config, tree, host = self.program.config, saved.tree, saved.host
-        steps = -(-config.env_steps // config.action_repeat)
+        steps = config.agent_steps
         shape, integer = (len(self.program.setups),), np.dtype(int)
 
         def within(low: Any, x: Any, high: Any) -> bool:

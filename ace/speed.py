@@ -16,6 +16,8 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from ace.collect import Collector
 from ace.lanes import Program, RunState, pack
@@ -256,3 +258,40 @@ def kernels(call: Callable[[], Any], calls: int = 5, most: int = 25) -> list[dic
                     totals[event.name][1] += event.duration_ns / 1e6 / calls
     ranked = sorted(totals.items(), key=lambda item: -item[1][1])
     return [{"name": n, "calls": round(c, 1), "ms": ms} for n, (c, ms) in ranked[:most]]
+
+
+def show(found: dict[str, Any], row: dict[str, Any]) -> None:
+    """Print what was measured of one program."""
+    whole = row["end_to_end"]
+    what = f"{found['task']}, preset {found['preset']}, {row['precision']}"
+    table = Table(
+        title=f"{what}, {row['lanes']} lane(s)",
+        caption=f"{whole['lane_steps_per_s']:,.0f} lane-steps/s with evaluation "
+        f"({whole['lane_steps_per_s_learning']:,.0f} without); compiled in "
+        f"{row['compile_s_cold']:.0f} s cold, {row['compile_s_cached']:.0f} s cached; replay "
+        f"{row['replay_bytes'] / 2**30:.2f} GiB, device peak "
+        f"{(row['device_peak_bytes'] or 0) / 2**30:.1f} GiB; "
+        f"limit {found['limit_tflops']:.1f} TFLOP/s",
+    )
+    for name in ("", "ms (quartiles)", "us a lane-step", "GFLOP a lane", "TFLOP/s", "of the limit"):
+        table.add_column(name, justify="left" if not name else "right")
+    parts = {name: row[name] for name in ("plan", "update", "environment")}
+    for name, part in (parts | {"whole step": whole["step"]}).items():
+        times = f"{part['ms']:.2f} ({part['ms_low']:.2f}, {part['ms_high']:.2f})"
+        work = ["", "", ""]
+        if "gflop" in part:
+            work = [
+                f"{part['gflop']:.1f}",
+                f"{part['tflops']:.2f}",
+                f"{part['share_of_limit']:.1%}",
+            ]
+        table.add_row(name, times, f"{1e3 * part['ms'] / row['lanes']:.0f}", *work)
+    console = Console()
+    console.print(table)
+    for name in ("plan", "update"):
+        for kernel in row[name].get("kernels", ()):
+            console.print(
+                f"{name:7} {kernel['ms']:8.3f} ms {kernel['calls']:6.1f} x {kernel['name']}",
+                highlight=False,
+                markup=False,
+            )

@@ -112,7 +112,7 @@ class Loop:
         self.compiling: list[threading.Thread] = []
         self.save_seconds = 60 * run.save_minutes
         self.signum = 0
-        self.steps = -(-self.config.env_steps // self.config.action_repeat)
+        self.steps = self.config.agent_steps
         self.last_env_step = self.steps * self.config.action_repeat
         found = self.keeper.load(collector)
         if found is None:
@@ -334,7 +334,7 @@ def replay_capacity(setups: Sequence[LaneSetup]) -> int:
     config = setups[0].config
     if config.replay.capacity:
         return config.replay.capacity
-    steps = -(-config.env_steps // config.action_repeat)
+    steps = config.agent_steps
     needed = []
     for setup in setups:
         spec = get_spec(setup.task)
