@@ -42,6 +42,14 @@ class Evaluator:
         sizes = (program.obs_size, program.action_size)
         self.envs = VectorEnv(requests, workers, *sizes, program.config.env_timeout)
 
+    def prepare(self, learner: LearnerState) -> None:
+        """Compile what an evaluation needs."""
+        shape = (len(self.program.setups), self.episodes, self.program.obs_size)
+        obs, memory = jnp.zeros(shape), self.program.init_memory(self.episodes)
+        zero = jnp.int32(0)
+        self.program.act_eval(self.program.lane, learner, memory, obs, zero, zero)
+        self.program.act_policy(self.program.lane, learner, obs)
+
     def run(self, learner: LearnerState, agent_step: int) -> list[Evaluation]:
         """Evaluate every lane; each environment plays one episode from its fixed seed."""
         program, memory = self.program, self.program.init_memory(self.episodes)

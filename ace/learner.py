@@ -15,6 +15,11 @@ from ace.types import Batch, Lane, LearnerState, Metrics, Params
 DTYPES = {"f32": jnp.float32, "tf32": jnp.float32, "bf16": jnp.bfloat16}
 
 
+def cast(config: Config, params: Params) -> Params:
+    """Parameters as the networks of an update or a plan take them."""
+    return nets.cast(params, DTYPES[config.precision], config.net.latent)
+
+
 def ramp(r: Ramp, final: jax.Array | float, agent_step: jax.Array | int, seed_steps: int):
     """Value of a setting on its way from `r.start` to `final` (2.7)."""
     begin = seed_steps if r.after_seed else 0
@@ -82,12 +87,11 @@ def update(
     the counts.
     """
     config, learn = lane.config, lane.config.learn
-    dtype = DTYPES[config.precision]
     key = keys.key(lane.seed, "update", state.update_step)
     eps = model.action_normal(
         jax.random.fold_in(key, 1), (3, config.plan.horizon + 1, learn.batch), lane.action_mask
     )
-    params, target = nets.cast(state.params, dtype), nets.cast(state.target, dtype)
+    params, target = cast(config, state.params), cast(config, state.target)
 
     latents = Latents(model.encode(params, batch.obs), model.encode(target, batch.obs[1:]))
     novelty, moments, novelty_stats = novelty_of(config, params, state, latents, batch)
@@ -146,9 +150,7 @@ def novelty_of(
 ) -> tuple[jax.Array, Any, Params]:
     """r^i of every step: the one-step prediction error from the real latent and a zero belief."""
     z = latents.online[:-1]
-    b = model.believe(
-        params, z, batch.action, jnp.zeros((*z.shape[:-1], config.net.belief), z.dtype)
-    )
+    b = model.believe(params, z, batch.action, None)
     z_next, projector = model.project_train(params, b)
     prediction, predictor = model.predict_train(params, z_next)
     error = targets.similarity_error(prediction, latents.target)
@@ -173,8 +175,8 @@ def model_loss(
 ) -> tuple[jax.Array, dict]:
     """Similarity, reward and value losses along an H-step rollout from z_0 = h(s_0) (3.2)."""
     learn, parity = config.learn, config.parity
-    params = nets.cast(model_params, DTYPES[config.precision])
-    z, b, stats = rollout(params, config, batch)
+    params = cast(config, model_params)
+    z, b, stats = rollout(params, batch)
 
     flat = z[1:].reshape(-1, z.shape[-1])
     prediction, predictor = model.predict_train(params, flat)
@@ -207,10 +209,9 @@ def model_loss(
     return jnp.mean(importance * total), aux
 
 
-def rollout(params: Params, config: Config, batch: Batch) -> tuple[jax.Array, jax.Array, Params]:
+def rollout(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array, Params]:
     """Latents z [H+1, B, .] and beliefs b [H+1, B, .] under the stored actions, and statistics."""
     z0 = model.encode(params, batch.obs[0])
-    b0 = jnp.zeros((*z0.shape[:-1], config.net.belief), z0.dtype)
 
     def step(carry: tuple, action: jax.Array) -> tuple[tuple, tuple]:
         z, b = carry
@@ -218,8 +219,9 @@ def rollout(params: Params, config: Config, batch: Batch) -> tuple[jax.Array, ja
         z, stats = model.project_train(params, b)
         return (z, b), (z, b, stats)
 
-    _, (z, b, stats) = jax.lax.scan(step, (z0, b0), batch.action, unroll=nets.on_gpu())
-    return jnp.concatenate([z0[None], z]), jnp.concatenate([b0[None], b]), stats
+    _, (z, b, stats) = nets.scan(step, (z0, None), batch.action)
+    b0 = jnp.zeros_like(b[:1])
+    return jnp.concatenate([z0[None], z]), jnp.concatenate([b0, b]), stats
 
 
 def policy_loss_of(
@@ -233,9 +235,8 @@ def policy_loss_of(
 ) -> tuple[jax.Array, jax.Array]:
     """Deterministic policy gradient through the updated critics on detached latents (3.4)."""
     config, learn = lane.config, lane.config.learn
-    dtype = DTYPES[config.precision]
-    params = nets.cast(policy_params, dtype)
-    critics = nets.cast({"value": new_model["value"]}, dtype)
+    params = cast(config, policy_params)
+    critics = cast(config, {"value": new_model["value"]})
     z = jax.lax.stop_gradient(z)
     action = model.noisy_policy(params, learn, z, eps[0])
     mask = jnp.concatenate([jnp.ones_like(batch.mask[:1]), batch.mask])

@@ -82,9 +82,10 @@ def pad(params: Params, obs_size: int, action_size: int) -> Params:
     return params
 
 
-def _join(*parts: jax.Array) -> jax.Array:
-    """Concatenate features in the type of the first part."""
-    return jnp.concatenate([p.astype(parts[0].dtype) for p in parts], -1)
+def _join(size: int, *parts: jax.Array) -> jax.Array:
+    """Concatenate features in the type of the first part, and zeros up to a size."""
+    joined = jnp.concatenate([p.astype(parts[0].dtype) for p in parts], -1)
+    return jnp.pad(joined, [(0, 0)] * (joined.ndim - 1) + [(0, size - joined.shape[-1])])
 
 
 def encode(params: Params, obs: jax.Array) -> jax.Array:
@@ -92,13 +93,14 @@ def encode(params: Params, obs: jax.Array) -> jax.Array:
     p = params["encoder"]
     # Full precision here: observations are not normalised, and what is rounded off is lost.
     with jax.default_matmul_precision("highest"):
-        x = nets.dense_layer_norm(p["in"], p["norm"], obs, "elu")
-    return nets.linear(p["out"], x.astype(p["out"]["w"].dtype))
+        x = nets.dense_layer_norm(p["in"], p["norm"], obs, "elu", p["out"]["w"].dtype)
+    return nets.linear(p["out"], x)
 
 
-def believe(params: Params, z: jax.Array, action: jax.Array, b: jax.Array) -> jax.Array:
-    """b' = f(z, a, b)."""
-    return nets.ln_gru(params["cell"], _join(z, action), b)
+def believe(params: Params, z: jax.Array, action: jax.Array, b: jax.Array | None) -> jax.Array:
+    """b' = f(z, a, b); a belief that is not given is zero."""
+    p = params["cell"]
+    return nets.ln_gru(p, _join(p["wi"].shape[-2], z, action), b)
 
 
 def project(params: Params, stats: Params, b: jax.Array) -> jax.Array:
@@ -126,24 +128,22 @@ def _norm_mlp_train(p: Params, x: jax.Array) -> tuple[jax.Array, Params]:
 def reward(params: Params, z: jax.Array, b: jax.Array, action: jax.Array, b_next: jax.Array):
     """r(z, a, b): the new belief holds all three (D1), unless the head was built for them."""
     p = params["reward"]
-    wants_all = p["in"]["w"].shape[-2] > b_next.shape[-1]
-    x = _join(z, b, action) if wants_all else b_next
-    return _mlp(p, x).squeeze(-1)
-
-
-def _mlp(p: Params, x: jax.Array) -> jax.Array:
-    x = nets.dense_elu(p["mid"], nets.dense_elu(p["in"], x))
-    return nets.linear_f32(p["out"], x)
+    size = p["in"]["w"].shape[-2]
+    if size > b_next.shape[-1]:
+        latent = size - b.shape[-1] - action.shape[-1]  # less than z has where that is widened
+        x = _join(size, z[..., :latent], b, action)
+    else:
+        x = b_next
+    return nets.dense_head(p["mid"], None, p["out"], nets.dense_elu(p["in"], x))
 
 
 def value(params: Params, z: jax.Array, action: jax.Array) -> jax.Array:
     """Q1 and Q2 of (z, a): [2, ...], float32."""
-    x = _join(z, action)
+    x = _join(params["value"]["in"]["w"].shape[-2], z, action)
 
     def critic(p: Params, x: jax.Array) -> jax.Array:
         y = nets.dense_layer_norm(p["in"], p["norm_in"], x, "tanh")
-        y = nets.dense_layer_norm(p["mid"], p["norm_mid"], y, "elu")
-        return nets.linear_f32(p["out"], y).squeeze(-1)
+        return nets.dense_head(p["mid"], p["norm_mid"], p["out"], y)
 
     if nets.on_gpu():  # the narrow input twice: the wide layers then stay in one order in memory
         return jax.vmap(critic)(params["value"], jnp.stack([x, x]))
@@ -152,7 +152,9 @@ def value(params: Params, z: jax.Array, action: jax.Array) -> jax.Array:
 
 def policy(params: Params, z: jax.Array) -> jax.Array:
     """mu(z) in [-1, 1]: [..., A], float32."""
-    return jnp.tanh(_mlp(params["policy"], z))
+    p = params["policy"]
+    x = nets.dense_elu(p["mid"], nets.dense_elu(p["in"], z))
+    return jnp.tanh(nets.linear_f32(p["out"], x))
 
 
 def noisy_policy(params: Params, learn: LearnConfig, z: jax.Array, eps: jax.Array) -> jax.Array:
@@ -161,6 +163,44 @@ def noisy_policy(params: Params, learn: LearnConfig, z: jax.Array, eps: jax.Arra
     action = policy(params, z) + noise
     edge = 1 - 1e-6
     return action + jax.lax.stop_gradient(jnp.clip(action, -edge, edge) - action)
+
+
+def imagine(
+    params: Params, stats: Params, z: jax.Array, b: jax.Array | None, actions: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Latents and beliefs [H, N, .] after every step of N sequences [H, N, A] from one latent and
+    one belief, for acting; a belief that is not given is zero."""
+
+    def step(carry: tuple, action: jax.Array) -> tuple[tuple, tuple]:
+        b = believe(params, carry[0], action, carry[1])
+        z = project(params, stats, b)
+        return (z, b), (z, b)
+
+    return nets.scan(step, _repeat((z, b), actions.shape[1]), actions)[1]
+
+
+def imagine_policy(
+    params: Params,
+    stats: Params,
+    learn: LearnConfig,
+    z: jax.Array,
+    b: jax.Array | None,
+    eps: jax.Array,
+) -> jax.Array:
+    """The actions [H, N, A] that the noisy policy takes in the model, as in `imagine`."""
+
+    def step(carry: tuple, eps: jax.Array) -> tuple[tuple, jax.Array]:
+        z, b = carry
+        action = noisy_policy(params, learn, z, eps)
+        b = believe(params, z, action, b)
+        return (project(params, stats, b), b), action
+
+    return nets.scan(step, _repeat((z, b), eps.shape[1]), eps)[1]
+
+
+def _repeat(carry: tuple, count: int) -> tuple:
+    """A latent and a belief, if there is one, for so many candidates."""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, x.shape[-1])), carry)
 
 
 def action_normal(key: jax.Array, shape: tuple[int, ...], mask: jax.Array) -> jax.Array:

@@ -2,7 +2,7 @@
 `vmap` can hang on the CPU backend), the other applies them. Norms compute in float32."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ace import kernels
+from ace.kernels import on_gpu
 from ace.types import Params
 
 Rng = np.random.Generator
-ELU, ELU_SLOPE = kernels.ACTIVATIONS["elu"]  # in float32; the slope given the output
+ELU = kernels.ACTIVATIONS["elu"][0]  # in float32
 
 
 def orthogonal(rng: Rng, n_in: int, n_out: int) -> np.ndarray:
@@ -88,28 +89,45 @@ def elu(x: jax.Array) -> jax.Array:
     return ELU(x.astype(jnp.float32)).astype(x.dtype)
 
 
+ACTIVATIONS = {"elu": elu, "tanh": jnp.tanh}
+
+
 def dense_elu(p: Params, x: jax.Array) -> jax.Array:
     """elu(x W + b)."""
+    return _activate("elu", p, None, _product(p, x), x.dtype)
+
+
+def dense_layer_norm(
+    p: Params, norm: Params, x: jax.Array, act: str, dtype: jnp.dtype | None = None
+) -> jax.Array:
+    """act(layer_norm(x W + b)) in a type, that of x if not given."""
+    return _activate(act, p, norm, _product(p, x), dtype or x.dtype)
+
+
+def _activate(act: str, p: Params, norm: Params | None, x: jax.Array, dtype: Any) -> jax.Array:
+    if kernels.fits(kernels.rows, math.prod(x.shape[:-1]), x.shape[-1]):
+        y: Any = kernels.bias_norm_act(act, norm is not None, dtype, *_flat(p, norm, x))
+        return y.reshape(x.shape)
+    x = x + p["b"].astype(x.dtype)
+    if norm:
+        x = layer_norm(norm, x)
+    return ACTIVATIONS[act](x).astype(dtype)
+
+
+def _flat(p: Params, norm: Params | None, x: jax.Array) -> tuple[jax.Array, ...]:
+    """Rows, their bias, and scale and bias of their norm, which are not read if there is none."""
+    norm = norm or {"scale": p["b"], "bias": p["b"]}
+    return x.reshape(-1, x.shape[-1]), p["b"], norm["scale"], norm["bias"]
+
+
+def dense_head(p: Params, norm: Params | None, out: Params, x: jax.Array) -> jax.Array:
+    """elu(layer_norm(x W + b)) w + c of a single column w, without the norm if there is none:
+    [...], float32."""
     y = _product(p, x)
-    if kernels.fits(math.prod(y.shape[:-1]), y.shape[-1]):
-        return _fused("elu", p, None, y)
-    return elu(y + p["b"].astype(y.dtype))
-
-
-def dense_layer_norm(p: Params, norm: Params, x: jax.Array, act: str) -> jax.Array:
-    """act(layer_norm(x W + b))."""
-    y = _product(p, x)
-    if kernels.fits(math.prod(y.shape[:-1]), y.shape[-1]):
-        return _fused(act, p, norm, y)
-    y = layer_norm(norm, y + p["b"].astype(y.dtype))
-    return elu(y) if act == "elu" else jnp.tanh(y)
-
-
-def _fused(act: str, p: Params, norm: Params | None, x: jax.Array) -> jax.Array:
-    scale, bias = (norm["scale"], norm["bias"]) if norm else (p["b"], p["b"])  # not read without
-    rows = x.reshape(-1, x.shape[-1])
-    y: Any = kernels.bias_norm_act(act, norm is not None, rows, p["b"], scale, bias)
-    return y.reshape(x.shape)
+    if kernels.fits(kernels.rows, math.prod(y.shape[:-1]), y.shape[-1]):
+        q: Any = kernels.head("elu", norm is not None, *_flat(p, norm, y), out["w"][:, 0])
+        return q.reshape(y.shape[:-1]) + out["b"]
+    return linear_f32(out, _activate("elu", p, norm, y, y.dtype)).squeeze(-1)
 
 
 def dense_batch_norm(p: Params, norm: Params, x: jax.Array) -> tuple[jax.Array, Params]:
@@ -118,69 +136,13 @@ def dense_batch_norm(p: Params, norm: Params, x: jax.Array) -> tuple[jax.Array, 
     The norm takes the bias b away again, so it only enters the statistics and never moves.
     """
     x = _product(p, x)
-    fused = kernels.fits(math.prod(x.shape[:-1]), x.shape[-1])
-    apply = batch_norm_elu_recomputed if fused else batch_norm_elu_train
-    y, mean, var = apply(norm["scale"], norm["bias"], x)
+    if kernels.fits(kernels.columns, *x.shape[-2:]):
+        groups = x.reshape(-1, *x.shape[-2:])
+        found: Any = kernels.batch_norm_elu(norm["scale"], norm["bias"], groups)
+        y, mean, var = (v.reshape(*x.shape[:-2], *v.shape[1:]) for v in found)
+    else:
+        y, mean, var = kernels.columns.plain(norm["scale"], norm["bias"], x)
     return y, {"mean": mean.squeeze(-2) + p["b"], "var": var.squeeze(-2)}
-
-
-def batch_norm_elu_train(scale: jax.Array, bias: jax.Array, x: jax.Array):
-    """elu(norm(x)) in the type of x, with mean and variance along axis -2."""
-    x32 = x.astype(jnp.float32)
-    mean = x32.mean(-2, keepdims=True)
-    var = jnp.square(x32 - mean).mean(-2, keepdims=True)
-    y = ELU((x32 - mean) * jax.lax.rsqrt(var + 1e-5) * scale + bias)
-    return y.astype(x.dtype), mean, var
-
-
-def _again(*arrays: jax.Array) -> list[jax.Array]:
-    """The same arrays, in float32, for one more pass over them.
-
-    A barrier keeps the compiler from sharing float32 results between passes through memory: to
-    compute them again from the narrow input is cheaper.
-    """
-    return [x.astype(jnp.float32) for x in jax.lax.optimization_barrier(arrays)]
-
-
-@jax.custom_vjp
-def batch_norm_elu_recomputed(
-    scale: jax.Array, bias: jax.Array, x: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`batch_norm_elu_train` for a GPU: more arithmetic, fewer passes through memory."""
-    (x32,) = _again(x)
-    mean = x32.mean(-2, keepdims=True)
-    x32, mean = _again(x, mean)
-    var = jnp.square(x32 - mean).mean(-2, keepdims=True)
-    x32, mean, var = _again(x, mean, var)
-    y = ELU((x32 - mean) * jax.lax.rsqrt(var + 1e-5) * scale + bias)
-    return y.astype(x.dtype), mean, var
-
-
-def _batch_norm_forward(scale: jax.Array, bias: jax.Array, x: jax.Array):
-    y, mean, var = batch_norm_elu_recomputed(scale, bias, x)
-    return (y, mean, var), (scale, bias, x, mean, var)
-
-
-def _batch_norm_backward(kept: tuple, cotangents: tuple):
-    """Gradients of the output; the statistics are for the record and have none."""
-    scale, bias, *arrays = kept
-
-    def before_activation() -> tuple[jax.Array, jax.Array, jax.Array]:
-        x, mean, var, dy = _again(*arrays, cotangents[0])
-        rstd = jax.lax.rsqrt(var + 1e-5)
-        normed = (x - mean) * rstd
-        return dy * ELU_SLOPE(ELU(normed * scale + bias)), normed, rstd
-
-    d, normed, _ = before_activation()
-    by_scale, by_bias = (jnp.sum(t, -2, keepdims=True) for t in (d * normed, d))
-    d, normed, rstd = before_activation()
-    rows = d.shape[-2]
-    dx = (d - by_bias / rows - normed * by_scale / rows) * scale * rstd
-    others = tuple(range(dx.ndim - 1))
-    return by_scale.sum(others), by_bias.sum(others), dx.astype(arrays[0].dtype)
-
-
-batch_norm_elu_recomputed.defvjp(_batch_norm_forward, _batch_norm_backward)
 
 
 def stats_init(width: int) -> Params:
@@ -218,42 +180,77 @@ def gru_init(rng: Rng, n_in: int, width: int) -> Params:
     }
 
 
-def ln_gru(p: Params, x: jax.Array, b: jax.Array) -> jax.Array:
-    """A GRU step with a layer norm on each gate; the update gate multiplies the candidate (1.3)."""
-    i, h = (_rows(jnp.matmul, {"w": w}, v) for w, v in ((p["wi"], x), (p["wh"], b)))
-    if kernels.fits_gru(math.prod(b.shape[:-1]), b.shape[-1]):
-        flat = (y.reshape(-1, y.shape[-1]) for y in (i, h, b))
-        new: Any = kernels.gru_gates(*flat, p["norm"]["scale"], p["norm"]["bias"])
-        return new.reshape(b.shape)
-    i, h = (y.reshape(*y.shape[:-1], 3, -1) for y in (i, h))
-    gates = layer_norm(_gates(p, slice(0, 2)), i[..., :2, :] + h[..., :2, :], eps=1e-3)
-    reset, update = jnp.split(jax.nn.sigmoid(gates), 2, axis=-2)
-    reset, update = reset.squeeze(-2), update.squeeze(-2)
-    new = layer_norm(_gates(p, 2), i[..., 2, :] + reset * h[..., 2, :], eps=1e-3)
-    return update * jnp.tanh(new) + (1 - update) * b
+def ln_gru(p: Params, x: jax.Array, b: jax.Array | None) -> jax.Array:
+    """A GRU step with a layer norm on each gate; the update gate multiplies the candidate (1.3).
+
+    The belief b is zero if not given.
+    """
+    wi, wh, norm = p["wi"], p["wh"], p["norm"]
+    width = wh.shape[0]
+    if b is not None and on_gpu():
+        # One product instead of two; the candidate's two parts stay apart.
+        (wi, new_i), (wh, new_h) = (jnp.split(w, [2 * width], -1) for w in (wi, wh))
+        none = jnp.zeros_like(new_h), jnp.zeros_like(new_i)
+        rows = [wi, new_i, none[1]], [wh, none[0], new_h]
+        wi = jnp.concatenate([jnp.concatenate(row, -1) for row in rows])
+        x = jnp.concatenate([x, b], -1)
+    g = _rows(jnp.matmul, {"w": wi}, x)
+    if kernels.fits(kernels.gru, math.prod(g.shape[:-1]), width):
+        flat = (y if y is None else y.reshape(-1, y.shape[-1]) for y in (g, b))
+        new: Any = kernels.gru_gates(*flat, norm["scale"], norm["bias"])
+        return new.reshape(*g.shape[:-1], width)
+    parts = jnp.split(g, g.shape[-1] // width, -1)
+    if b is not None and len(parts) == 3:
+        *gates, candidate = jnp.split(_rows(jnp.matmul, {"w": wh}, b), 3, -1)
+        parts = [parts[0] + gates[0], parts[1] + gates[1], parts[2], candidate]
+    return kernels.gru.plain(parts, b, norm["scale"], norm["bias"])
 
 
-def _gates(p: Params, which: slice | int) -> Params:
-    return jax.tree.map(lambda x: x[which], p["norm"])
-
-
-def on_gpu() -> bool:
-    """Whether to build what a GPU likes: loops over the horizon unrolled into one graph, and larger
-    arrays for fewer passes through memory."""
-    return jax.default_backend() != "cpu"
-
-
-def cast(params: Params, dtype: jnp.dtype) -> Params:
+def cast(params: Params, dtype: jnp.dtype, latent: int) -> Params:
     """Matrices in the type of the activations; norms, biases and the encoder's first matrix, which
-    meets raw observations, stay in float32."""
+    meets raw observations, stay in float32. On a GPU latents get round sizes, see `widen`."""
 
     def one(path: tuple, x: jax.Array) -> jax.Array:
         names = [k.key for k in path]
-        return x.astype(dtype) if is_matrix(path) and names[:2] != ["encoder", "in"] else x
+        if is_matrix(path) and names[:2] != ["encoder", "in"]:
+            x = x.astype(dtype)
+        return widen(names, x, latent) if on_gpu() else x
 
     return jax.tree_util.tree_map_with_path(one, params)
+
+
+ROUND = 16
+
+
+def widen(names: Sequence[str], x: jax.Array, latent: int) -> jax.Array:
+    """A leaf with zeros for latents of a round size: otherwise every product that makes or takes
+    one would pad it first. Latents stand first in every input that has them."""
+    more = -latent % ROUND
+    if names[-2] == "out" and names[0] in ("encoder", "projector", "predictor"):
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, more)])
+    takes = [["cell", "wi"], ["value", "in", "w"], ["policy", "in", "w"], ["predictor", "in", "w"]]
+    if list(names) in takes:
+        head, tail = jnp.split(x, [latent], -2)
+        space = [jnp.zeros((*x.shape[:-2], n, x.shape[-1]), x.dtype) for n in (more, ROUND)]
+        end = space[1][..., : -tail.shape[-2] % ROUND, :]
+        return jnp.concatenate([head, space[0], tail, end], -2)
+    return x
 
 
 def is_matrix(path: tuple) -> bool:
     """Whether a leaf of the parameters, given by its path, is a weight matrix."""
     return path[-1].key in ("w", "wi", "wh")
+
+
+def scan(step: Callable, carry: Any, xs: Any) -> tuple[Any, Any]:
+    """`jax.lax.scan` whose first step is made by itself, so that its carry may hold None."""
+    length = jax.tree.leaves(xs)[0].shape[0]
+    carry, first = step(carry, jax.tree.map(lambda x: x[0], xs))
+    if on_gpu():
+        outs = [first]
+        for t in range(1, length):
+            carry, out = step(carry, jax.tree.map(lambda x, t=t: x[t], xs))
+            outs.append(out)
+        return carry, jax.tree.map(lambda *parts: jnp.stack(parts), *outs)
+    carry, rest = jax.lax.scan(step, carry, jax.tree.map(lambda x: x[1:], xs))
+    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, rest)

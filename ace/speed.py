@@ -3,13 +3,14 @@
 Work is counted from the shapes of the matrix products, the limit is measured with a large one.
 """
 
+import contextlib
 import functools
 import glob
 import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -19,7 +20,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from ace import kernels
 from ace.collect import Collector
+from ace.evaluate import Evaluator
 from ace.lanes import Program, RunState, pack
 from ace.train import Loop, Run, check_memory, count_workers, replay_capacity
 
@@ -125,30 +128,34 @@ class Bench:
             thread.join()
         return time.perf_counter() - begun
 
-    def flops(self, part: str) -> float:
-        """Work of one call of a part, per lane."""
-        traced = jax.make_jaxpr(lambda *args: self.parts[part](*args))(*self.arguments(part))
-        return count_flops(traced.jaxpr) / self.lanes
+
+def count_work(program: Program) -> Times:
+    """Floating-point operations of a plan and of an update of one lane, as the method needs them:
+    what a GPU computes besides, to have round sizes, does not count."""
+    setup = program.setups[0]
+    with kernels.plain():
+        one = Program(program.name, [setup], (program.obs_size, program.action_size))
+        bench = Bench(one, 1_000)
+        return {
+            part: count_flops(jax.make_jaxpr(function)(*bench.arguments(part)).jaxpr)
+            for part, function in bench.parts.items()
+        }
 
 
-def measure_compile(bench: Bench) -> tuple[float, float]:
-    """Seconds to compile with nothing cached, and with the cache on disk."""
+@contextlib.contextmanager
+def empty_cache() -> Iterator[None]:
+    """Let compiled programs be cached in a new folder, which is deleted at the end."""
+    from jax.experimental.compilation_cache import compilation_cache
+
     before = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as folder:
         jax.config.update("jax_compilation_cache_dir", folder)
-        _forget_cache()
+        compilation_cache.reset_cache()  # makes JAX look at the setting again
         try:
-            return bench.compile(), bench.compile()
+            yield
         finally:
             jax.config.update("jax_compilation_cache_dir", before)
-            _forget_cache()
-
-
-def _forget_cache() -> None:
-    """Make JAX look at the folder of its compilation cache again."""
-    from jax.experimental.compilation_cache import compilation_cache
-
-    compilation_cache.reset_cache()
+            compilation_cache.reset_cache()
 
 
 def measure_environment(program: Program, steps: int) -> Times:
@@ -190,12 +197,14 @@ def measure_run(run: Run, program: Program, steps: int) -> dict[str, Any]:
                 seconds.append(time.perf_counter() - start)
             jax.block_until_ready(loop.state)
             step = (time.perf_counter() - begun) / steps
-            loop.evaluate()  # makes the simulators and compiles
-            begun = time.perf_counter()
-            loop.evaluate()
-            evaluation = time.perf_counter() - begun
-            assert loop.evaluator
-            loop.evaluator.close()
+            loop.evaluator = Evaluator(program, config.eval_episodes, loop.workers)
+            try:
+                loop.evaluator.prepare(loop.state.learner)
+                begun = time.perf_counter()
+                loop.evaluate()
+                evaluation = time.perf_counter() - begun
+            finally:
+                loop.evaluator.close()
     finally:
         collector.close()
     share = evaluation * config.action_repeat / config.eval_every  # per agent step
@@ -213,31 +222,29 @@ def measure(run: Run, steps: int, limit: float, profile: bool) -> dict[str, Any]
     program = Program(run.agent, run.setups)
     capacity = replay_capacity(run.setups)
     replay_bytes = len(run.setups) * check_memory(program, capacity, len(run.setups))
-    bench = Bench(program, capacity)
-    cold, cached = measure_compile(bench)
     found: dict[str, Any] = {
         "lanes": len(run.setups),
         "precision": program.config.precision,
-        "compile_s_cold": cold,
-        "compile_s_cached": cached,
         "replay_bytes": replay_bytes,
     }
-    for part in bench.parts:
-        found[part] = timed(functools.partial(bench.call, part), steps)
-        work = bench.flops(part)
-        rate = work * found["lanes"] / found[part]["ms"] / 1e9
-        found[part] |= {"gflop": work / 1e9, "tflops": rate, "share_of_limit": rate / limit}
-        if profile:
-            found[part]["kernels"] = kernels(functools.partial(bench.call, part))
-    del bench
-    found["environment"] = measure_environment(program, steps)
-    found["end_to_end"] = measure_run(run, program, steps)
+    with empty_cache():
+        bench = Bench(program, capacity)
+        found |= {"compile_s_cold": bench.compile(), "compile_s_cached": bench.compile()}
+        for part, work in count_work(program).items():
+            found[part] = timed(functools.partial(bench.call, part), steps)
+            rate = work * found["lanes"] / found[part]["ms"] / 1e9
+            found[part] |= {"gflop": work / 1e9, "tflops": rate, "share_of_limit": rate / limit}
+            if profile:
+                found[part]["kernels"] = profiled(functools.partial(bench.call, part))
+        del bench
+        found["environment"] = measure_environment(program, steps)
+        found["end_to_end"] = measure_run(run, program, steps)
     stats = jax.devices()[0].memory_stats() or {}
     found["device_peak_bytes"] = stats.get("peak_bytes_in_use")
     return found
 
 
-def kernels(call: Callable[[], Any], calls: int = 5, most: int = 25) -> list[dict[str, Any]]:
+def profiled(call: Callable[[], Any], calls: int = 5, most: int = 25) -> list[dict[str, Any]]:
     """What the device spends its time on in one call: name, calls and milliseconds."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):

@@ -219,9 +219,10 @@ class Loop:
         else:
             restart = jnp.bool_(agent_step == config.seed_steps)
             action, memory = program.act(program.lane, learner, memory, store, count, restart)
-        self.collector.send(np.asarray(action))
+        # Updates are queued before the action is waited for: the device goes on without a pause.
         if agent_step >= config.seed_steps:
             learner, store = self.learn(learner, store, agent_step)
+        self.collector.send(np.asarray(action))
         got = self.collector.recv()
         store = program.add(program.lane, store, action, jnp.asarray(got.packed))
         if got.faults:

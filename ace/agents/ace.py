@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from ace import learner, model, nets, planners, replay
 from ace.config import Config
-from ace.learner import DTYPES, init, ramp
+from ace.learner import cast, init, ramp
 from ace.planners import PlanInput, init_memory
 from ace.planners.icem import proposal_counts
 from ace.types import Lane, LearnerState, Metrics, Params, PlanMemory
@@ -40,14 +40,14 @@ def act(
 ) -> tuple[jax.Array, PlanMemory]:
     """Plan one action from an observation [O]; the horizon is fixed when an episode begins."""
     config, p = lane.config, lane.config.plan
-    params = nets.cast(state.params, DTYPES[config.precision])
+    params = cast(config, state.params)
     propose_key, plan_key = jax.random.split(key)
     begin = _horizon(config, agent_step)
     horizon = jnp.where(first, begin, memory.horizon)
     z = model.encode(params, obs)
-    b = jnp.zeros(config.net.belief, z.dtype)
+    b = None  # zero
     if config.parity.carry_belief:
-        b = jnp.where(first, b, memory.belief.astype(z.dtype))
+        b = jnp.where(first, 0.0, memory.belief).astype(z.dtype)
 
     def ramped(r, final):
         return ramp(r, final, agent_step, config.seed_steps)
@@ -77,21 +77,13 @@ def _horizon(config: Config, agent_step: jax.Array) -> jax.Array:
 
 
 def propose(
-    lane: Lane, params: Params, stats: Params, z: jax.Array, b: jax.Array, key: jax.Array
+    lane: Lane, params: Params, stats: Params, z: jax.Array, b: jax.Array | None, key: jax.Array
 ) -> jax.Array:
     """Sequences [H, M, A] that the noisy policy takes in the model."""
     config = lane.config
     count = max(proposal_counts(config.plan))
-    z, b = (jnp.broadcast_to(x, (count, x.shape[-1])) for x in (z, b))
-
-    def step(carry: tuple, eps: jax.Array) -> tuple[tuple, jax.Array]:
-        z, b = carry
-        action = model.noisy_policy(params, config.learn, z, eps)
-        b = model.believe(params, z, action, b)
-        return (model.project(params, stats, b), b), action
-
     eps = model.action_normal(key, (config.plan.horizon, count), lane.action_mask)
-    return jax.lax.scan(step, (z, b), eps, unroll=nets.on_gpu())[1]
+    return model.imagine_policy(params, stats, config.learn, z, b, eps)
 
 
 def evaluate_plans(
@@ -99,7 +91,7 @@ def evaluate_plans(
     params: Params,
     stats: Params,
     z: jax.Array,
-    b: jax.Array,
+    b: jax.Array | None,
     actions: jax.Array,
     horizon: jax.Array,
     eps: jax.Array,
@@ -114,16 +106,13 @@ def evaluate_plans(
         count += -plans % 16
         actions = jnp.pad(actions, ((0, 0), (0, count - plans), (0, 0)))
         eps = jnp.pad(eps, ((0, count - plans), (0, 0)))
-    z, b = (jnp.broadcast_to(x, (count, x.shape[-1])) for x in (z, b))
-
-    def step(carry: tuple, action: jax.Array) -> tuple[tuple, tuple]:
-        z, b = carry
-        b_next = model.believe(params, z, action, b)
-        z_next = model.project(params, stats, b_next)
-        return (z_next, b_next), (z, b, z_next, b_next)
-
-    _, (zs, bs, z_next, b_next) = jax.lax.scan(step, (z, b), actions, unroll=nets.on_gpu())
-    rewards = model.reward(params, zs, bs, actions, b_next)
+    z_next, b_next = model.imagine(params, stats, z, b, actions)
+    b = jnp.zeros_like(b_next[0, 0]) if b is None else b
+    z_before, b_before = (
+        jnp.concatenate([jnp.broadcast_to(x, (1, count, x.shape[-1])), after[:-1]])
+        for x, after in ((z, z_next), (b, b_next))
+    )
+    rewards = model.reward(params, z_before, b_before, actions, b_next)
     t = jnp.arange(actions.shape[0])[:, None]
     running = jnp.sum(jnp.where(t < horizon, learn.discount**t * rewards, 0.0), 0)
     z_end = z_next[horizon - 1]
@@ -134,7 +123,7 @@ def evaluate_plans(
 
 def act_policy(lane: Lane, state: LearnerState, obs: jax.Array) -> jax.Array:
     """The policy's mean action for an observation [..., O]."""
-    params = nets.cast(state.params, DTYPES[lane.config.precision])
+    params = cast(lane.config, state.params)
     return model.policy(params, model.encode(params, obs)) * lane.action_mask
 
 

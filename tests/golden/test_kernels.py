@@ -12,6 +12,7 @@ import pytest
 
 from ace import kernels, learner, model, nets
 from ace.config import Config, replace
+from ace.kernels import common
 from ace.types import Batch, Lane
 
 F = jnp.float32
@@ -22,7 +23,7 @@ ROWS, WIDTH = 48, 256
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch):
     """Run the kernels without a GPU."""
-    monkeypatch.setattr(kernels, "INTERPRET", True)
+    monkeypatch.setattr(common, "INTERPRET", True)
 
 
 KINDS = [(act, norm) for act in ("elu", "tanh") for norm in (True, False)]
@@ -49,7 +50,7 @@ def test_kernels_are_the_textbook(act: str, norm: bool) -> None:
     *args, dy = inputs()
     y, gradient = jax.vjp(lambda *a: textbook(act, norm, *a), *args)
     wanted = gradient(dy)
-    got, gradient = jax.vjp(lambda *a: kernels.bias_norm_act(act, norm, *a), *args)
+    got, gradient = jax.vjp(lambda *a: kernels.bias_norm_act(act, norm, F, *a), *args)
     close(got, y)
     jax.tree.map(close, gradient(dy), wanted)
 
@@ -57,8 +58,8 @@ def test_kernels_are_the_textbook(act: str, norm: bool) -> None:
 @pytest.mark.parametrize(("act", "norm"), KINDS)
 def test_bf16_goes_in_and_out(act: str, norm: bool) -> None:
     *args, dy = inputs(jnp.bfloat16)
-    y = kernels.fused_forward(act, norm, *args)
-    dx, _ = kernels.fused_backward(act, norm, *args, dy)
+    y = kernels.rows.fused_forward(act, norm, jnp.bfloat16, *args)
+    dx, _ = kernels.rows.fused_backward(act, norm, *args, dy)
     assert y.dtype == dx.dtype == jnp.bfloat16
     exact = textbook(act, norm, *args)
     np.testing.assert_allclose(y.astype(jnp.float32), exact, rtol=2**-8, atol=1e-6)
@@ -69,8 +70,8 @@ def test_lanes_are_a_batch_of_the_kernel() -> None:
     lanes = [jnp.stack([v, 0.5 * v, -v]) for v in (x, b, scale, bias, dy)]
 
     def one(x, b, scale, bias, dy):
-        y = kernels.fused_forward("elu", True, x, b, scale, bias)
-        return y, kernels.fused_backward("elu", True, x, b, scale, bias, dy)
+        y = kernels.rows.fused_forward("elu", True, F, x, b, scale, bias)
+        return y, kernels.rows.fused_backward("elu", True, x, b, scale, bias, dy)
 
     together = jax.vmap(one)(*lanes)
     for lane in range(3):
@@ -87,8 +88,8 @@ def test_kernels_are_tried_out_before_they_are_used(monkeypatch, capsys) -> None
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert kernels._have_gpu()
     kernels._have_gpu.cache_clear()
-    forward = kernels.fused_forward
-    monkeypatch.setattr(kernels, "fused_forward", lambda *a: 1.01 * forward(*a))
+    forward = kernels.rows.fused_forward
+    monkeypatch.setattr(kernels.rows, "fused_forward", lambda *a: 1.01 * forward(*a))
     assert not kernels._have_gpu()
     assert "a kernel is wrong" in capsys.readouterr().out
     kernels._have_gpu.cache_clear()
@@ -103,10 +104,13 @@ def test_gru_kernels_are_the_plain_gru(monkeypatch) -> None:
 
     def both() -> tuple:
         out, gradient = jax.vjp(nets.ln_gru, p, x, b)
-        return out, gradient(d)
+        first, gradient_first = jax.vjp(lambda p, x: nets.ln_gru(p, x, None), p, x)
+        return out, gradient(d), first, gradient_first(d)
 
+    monkeypatch.setattr(nets, "on_gpu", lambda: True)
     fused = both()
-    monkeypatch.setattr(kernels, "INTERPRET", False)
+    monkeypatch.setattr(nets, "on_gpu", lambda: False)
+    monkeypatch.setattr(common, "INTERPRET", False)
     plain = both()
     for one, other in zip(jax.tree.leaves(fused), jax.tree.leaves(plain), strict=True):
         scale = float(jnp.abs(other).max())
@@ -139,20 +143,44 @@ def test_an_update_on_the_fast_path_has_the_gradients_of_the_plain_one(monkeypat
     lane = Lane(jnp.uint32(0), config, jnp.ones(2, bool), jnp.zeros((4, 3, 3)))
 
     def gradients(interpret: bool):
-        monkeypatch.setattr(kernels, "INTERPRET", interpret)
+        monkeypatch.setattr(common, "INTERPRET", interpret)
         monkeypatch.setattr(nets, "on_gpu", lambda: interpret)
         grad = jax.grad(learner.model_loss, has_aux=True)
-        grads, aux = grad(model_params, config, batch, targets, y)
-        online = model.encode(params, batch.obs)
+        wide = jnp.pad(targets, ((0, 0), (0, 0), (0, 8 if interpret else 0)))
+        grads, aux = grad(model_params, config, batch, wide, y)
+        online = model.encode(learner.cast(config, params), batch.obs)
         of_policy = jax.grad(learner.policy_loss_of, has_aux=True)
         policy, _ = of_policy(policy_params, lane, model_params, aux["z"], online, batch, eps)
-        return grads, policy, aux
+        assert not jnp.abs(aux["z"][..., 8:]).any()  # on a GPU, zeros up to a round size
+        return grads, policy, aux | {"z": aux["z"][..., :8]}
 
     plain, calls = gradients(False), []
-    backward = kernels.fused_backward
-    monkeypatch.setattr(kernels, "fused_backward", lambda *a: calls.append(a[:2]) or backward(*a))
+    launch = common.launch
+    for module in (kernels.rows, kernels.gru, kernels.columns):
+        monkeypatch.setattr(
+            module, "launch", lambda k, n, **how: calls.append(n) or launch(k, n, **how)
+        )
     fast = gradients(True)
-    assert set(calls) == {("elu", True), ("tanh", True), ("elu", False)}
+    both = {"norm_elu", "norm_tanh", "elu", "norm_elu_head", "elu_head", "gru", "batch_norm"}
+    assert set(calls) == both | {f"{name}_gradient" for name in both}
     for one, other in zip(jax.tree.leaves(plain), jax.tree.leaves(fast), strict=True):
         scale = float(jnp.abs(one).max()) + 1e-6
         np.testing.assert_allclose(other / scale, one / scale, atol=2e-5)
+
+
+@pytest.mark.parametrize("rows", [64, 1024])
+def test_batch_norm_kernels_are_the_plain_formula(rows: int) -> None:
+    rng = np.random.default_rng(0)
+    scale, bias = (jnp.asarray(rng.standard_normal(64), F) for _ in range(2))
+    x, d = (jnp.asarray(rng.standard_normal((3, rows, 64)), F) for _ in range(2))
+
+    def textbook(scale, bias, x):
+        return jax.nn.elu(jax.nn.standardize(x, axis=1, epsilon=1e-5) * scale + bias)
+
+    wanted, gradient = jax.vjp(textbook, scale, bias, x)
+    got, fused = jax.vjp(lambda *a: kernels.batch_norm_elu(*a)[0], scale, bias, x)
+    close(got, wanted)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3), fused(d), gradient(d))
+    _, mean, var = kernels.batch_norm_elu(scale, bias, x)
+    close(mean[:, 0], x.mean(1))
+    close(var[:, 0], x.var(1))
