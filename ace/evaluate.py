@@ -1,4 +1,4 @@
-"""Evaluation in environments and with seeds of its own: first the planner, then the policy."""
+"""Evaluation of planner and policy, in environments and with seeds of their own."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,6 +11,8 @@ from ace import keys
 from ace.envs import EnvError, EnvRequest, VectorEnv, make
 from ace.lanes import Program
 from ace.types import LearnerState
+
+Act = Callable[[jax.Array, int], jax.Array]  # observations [L, E, O] and the step: actions
 
 
 class Evaluation(NamedTuple):
@@ -26,32 +28,36 @@ class _Failed(Exception):
 
 
 class Evaluator:
-    """Evaluation environments of every lane, kept between evaluations."""
+    """Evaluation environments of every lane, kept between evaluations.
+
+    Planner and policy play at the same time, each in environments of its own but from the same
+    seeds: the policy's simulators run while the device plans.
+    """
 
     def __init__(self, program: Program, episodes: int, workers: int):
         self.program, self.episodes = program, episodes
-        self.repeat = program.config.action_repeat
         self.seeds = [
             keys.host_seed(s.seed, "eval_env", e) for s in program.setups for e in range(episodes)
         ]
+        repeat = program.config.action_repeat
         requests = [
-            EnvRequest(s.task, self.seeds[i * episodes + e], self.repeat, f"lane {i} evaluation")
+            EnvRequest(s.task, self.seeds[i * episodes + e], repeat, f"lane {i} evaluation")
             for i, s in enumerate(program.setups)
             for e in range(episodes)
         ]
         sizes = (program.obs_size, program.action_size)
-        self.envs = VectorEnv(requests, workers, *sizes, program.config.env_timeout)
+        self.envs: list[VectorEnv] = []
+        for _ in ("planner", "policy"):
+            self.envs.append(VectorEnv(requests, workers, *sizes, program.config.env_timeout))
 
     def prepare(self, learner: LearnerState) -> None:
         """Compile what an evaluation needs."""
         shape = (len(self.program.setups), self.episodes, self.program.obs_size)
-        obs, memory = jnp.zeros(shape), self.program.init_memory(self.episodes)
-        zero = jnp.int32(0)
-        self.program.act_eval(self.program.lane, learner, memory, obs, zero, zero)
-        self.program.act_policy(self.program.lane, learner, obs)
+        for act in self._actors(learner, 0):
+            act(jnp.zeros(shape), 0)
 
-    def run(self, learner: LearnerState, agent_step: int) -> list[Evaluation]:
-        """Evaluate every lane; each environment plays one episode from its fixed seed."""
+    def _actors(self, learner: LearnerState, agent_step: int) -> list[Act]:
+        """The planner and the policy."""
         program, memory = self.program, self.program.init_memory(self.episodes)
         step = jnp.int32(agent_step)
 
@@ -65,43 +71,72 @@ class Evaluator:
         def policy(obs: jax.Array, count: int) -> jax.Array:
             return program.act_policy(program.lane, learner, obs)
 
-        returns, lengths = self._play(plan)
-        policy_returns, _ = self._play(policy)
-        rows = zip(returns, policy_returns, lengths, strict=True)
-        return [Evaluation(float(r), float(p), float(n)) for r, p, n in rows]
+        return [plan, policy]
 
-    def _play(self, act: Callable[[jax.Array, int], jax.Array]) -> tuple[np.ndarray, np.ndarray]:
-        """Mean return and length per lane; all is played again if a simulator fails."""
+    def run(self, learner: LearnerState, agent_step: int) -> list[Evaluation]:
+        """Evaluate every lane; all is played again if a simulator fails."""
         failure = ""
         for attempt in range(self.program.config.fault_limit):
             # What fails twice may fail always in these episodes: others are played then.
-            obs = self.envs.reset(self.seeds if attempt < 2 else None)
+            seeds = self.seeds if attempt < 2 else None
+            actors = zip(self.envs, self._actors(learner, agent_step), strict=True)
             try:
-                return self._play_once(act, obs)
+                return self._play([_Player(envs, act, seeds, self) for envs, act in actors])
             except _Failed as error:
                 failure = str(error)
         raise EnvError(failure)
 
-    def _play_once(self, act: Callable, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean return and length per lane of one episode in every environment."""
-        shape = (len(self.program.setups), self.episodes)
-        returns, lengths = np.zeros(shape), np.zeros(shape)
-        running = np.ones(shape, bool)
-        count = 0
-        while running.any():
-            action = np.asarray(act(jnp.asarray(obs.reshape(*shape, -1)), count))
-            step = self.envs.step(action.reshape(obs.shape[0], -1))
-            if step.faults:
-                raise _Failed(f"{step.faults[0].text}\nin step {count + 1} of an evaluation")
-            returns += np.where(running, step.reward.reshape(shape), 0.0)
-            lengths += running * self.repeat
-            running &= ~(step.terminated | step.truncated).reshape(shape)
-            obs, count = step.obs, count + 1
-        return returns.mean(1), lengths.mean(1)
+    def _play(self, players: list["_Player"]) -> list[Evaluation]:
+        """One episode in every environment."""
+        planner, policy = players
+        while planner.running.any() or policy.running.any():
+            policy.send()  # first: its action takes no time, and a plan would be in its way
+            planner.send()
+            policy.recv()
+            planner.recv()
+            for player in players:
+                if player.failure:
+                    raise _Failed(player.failure)
+        rows = zip(planner.returns, policy.returns, planner.lengths, strict=True)
+        return [Evaluation(*(float(x.mean()) for x in row)) for row in rows]
 
     def close(self) -> None:
         """Stop the simulators."""
-        self.envs.close()
+        for envs in self.envs:
+            envs.close()
+
+
+class _Player:
+    """One of the two that play, in the middle of its episodes."""
+
+    def __init__(self, envs: VectorEnv, act: Act, seeds: list[int] | None, of: Evaluator):
+        self.envs, self.act = envs, act
+        self.shape = (len(of.program.setups), of.episodes)
+        self.repeat = of.program.config.action_repeat
+        self.obs = envs.reset(seeds)
+        self.returns, self.lengths = np.zeros(self.shape), np.zeros(self.shape)
+        self.running = np.ones(self.shape, bool)
+        self.count, self.failure = 0, ""
+
+    def send(self) -> None:
+        """Choose actions and let the simulators begin with them."""
+        if self.running.any():
+            obs = jnp.asarray(self.obs.reshape(*self.shape, -1))
+            action = np.asarray(self.act(obs, self.count))
+            self.envs.send(action.reshape(self.obs.shape[0], -1))
+
+    def recv(self) -> None:
+        """Wait for the simulators."""
+        if not self.running.any():
+            return
+        step = self.envs.recv()
+        if step.faults:
+            where = f"in step {self.count + 1} of an evaluation"
+            self.failure = f"{step.faults[0].text}\n{where}"
+        self.returns += np.where(self.running, step.reward.reshape(self.shape), 0.0)
+        self.lengths += self.running * self.repeat
+        self.running &= ~(step.terminated | step.truncated).reshape(self.shape)
+        self.obs, self.count = step.obs, self.count + 1
 
 
 def film(program: Program, learner: LearnerState, agent_step: int) -> list[np.ndarray]:

@@ -135,8 +135,11 @@ class Program:
 
     def init_learner(self) -> LearnerState:
         """Freshly initialised learners, drawn lane by lane."""
+        return stack([self._init_one(s) for s in self.setups])
+
+    def _init_one(self, setup: LaneSetup) -> LearnerState:
         padded = (self.obs_size, self.action_size)
-        return stack([self.agent.init(s.config, s.seed, s.sizes, padded) for s in self.setups])
+        return self.agent.init(setup.config, setup.seed, setup.sizes, padded)
 
     def init_memory(self, copies: int | None = None) -> PlanMemory:
         """Planner memory per lane, or per lane and copy."""
@@ -153,17 +156,25 @@ class Program:
         start = functools.partial(replay.init, capacity, action_size=self.action_size)
         return jax.jit(jax.vmap(lambda o: start(obs=o)))(jnp.asarray(obs))
 
-    def compile_ahead(self, state: RunState) -> list[threading.Thread]:
+    def compile_ahead(self, capacity: int) -> list[threading.Thread]:
         """Start to compile what a run will need, in background threads, which are returned.
 
-        A GPU takes minutes for it; the random steps at the start of a run need none of it. Later
-        calls find the finished programs, or wait for them.
+        It may take a minute; making the learners and the random steps at the start of a run need
+        none of it. Later calls find the finished programs, or wait for them.
         """
-        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (self.lane, state))
-        lane, (learner, memory, store) = like
+        lanes, episodes = len(self.setups), self.config.eval_episodes
+
+        def like(tree: Any, *axes: int) -> Any:
+            return jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct((*axes, *np.shape(x)), np.asarray(x).dtype), tree
+            )
+
+        lane, learner = like(self.lane), like(self._init_one(self.setups[0]), lanes)
+        memory = jax.eval_shape(self.init_memory)
+        start = np.zeros((lanes, self.obs_size), np.float32)
+        store = jax.eval_shape(lambda: self.init_replay(start, capacity))
         number = jax.ShapeDtypeStruct((), jnp.int32)
         flag = jax.ShapeDtypeStruct((), jnp.bool_)
-        lanes, episodes = len(self.setups), self.config.eval_episodes
         active = jax.ShapeDtypeStruct((lanes,), jnp.bool_)
         obs = jax.ShapeDtypeStruct((lanes, episodes, self.obs_size), jnp.float32)
         copies = jax.eval_shape(lambda: self.init_memory(episodes))

@@ -28,16 +28,19 @@ def ramp(r: Ramp, final: jax.Array | float, agent_step: jax.Array | int, seed_st
 
 
 def init(config: Config, seed: int, sizes: tuple[int, int], padded: tuple[int, int]) -> Any:
-    """The learner of one lane for (observation, action) sizes, zero-padded to the program's."""
+    """The learner of one lane for (observation, action) sizes, zero-padded to the program's.
+
+    Mostly NumPy arrays: many small operations on a device would take longer than the rest.
+    """
     rng = np.random.default_rng(keys.host_seed(seed, "init"))
     params, stats = model.init(rng, config, *sizes)
-    params = jax.tree.map(jnp.asarray, model.pad(params, *padded))
-    model_params, policy_params = split(params)
+    params = model.pad(params, *padded)
+    empty = jax.eval_shape(lambda p: [adam(config.learn).init(part) for part in split(p)], params)
     return LearnerState(
         params=params,
-        stats=jax.tree.map(jnp.asarray, stats),
+        stats=stats,
         target={name: params[name] for name in ("encoder", "value")},
-        opt=(adam(config.learn).init(model_params), adam(config.learn).init(policy_params)),
+        opt=tuple(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), empty)),
         moments=targets.init_moments(),
         update_step=jnp.zeros((), jnp.int32),
         skipped=jnp.zeros((), jnp.int32),

@@ -114,6 +114,8 @@ class Loop:
         self.signum = 0
         self.steps = self.config.agent_steps
         self.last_env_step = self.steps * self.config.action_repeat
+        if checkpoint.Checkpoints(run.folder).steps()[-1:] != [self.steps]:
+            self.compiling = program.compile_ahead(capacity)
         found = self.keeper.load(collector)
         if found is None:
             self.state = program.init_state(collector.reset(), capacity)
@@ -130,9 +132,7 @@ class Loop:
             notes.append(f"continued at env step {start.agent_step * self.config.action_repeat}")
         self.agent_step, self.next_evaluation = start.agent_step, start.next_evaluation
         self.owed, self.ended, self.metrics = start.owed, start.ended, start.metrics
-        if self.agent_step < self.steps:
-            self.compiling = program.compile_ahead(self.state)
-        else:
+        if self.agent_step == self.steps:
             notes.append("the run is finished")
         labels = zip(run.setups, run.labels, strict=True)
         self.recorder = Recorder(

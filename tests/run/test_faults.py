@@ -119,24 +119,23 @@ def test_faults_without_end_stop_the_run_with_a_saved_state(tmp_path):
 def test_an_evaluation_whose_simulator_dies_is_played_again(tmp_path, monkeypatch):
     argv = (f"{HERE}:Counter", "--workers", "1")
     train(plan(tmp_path / "whole", *argv))
-    play, left = Evaluator._play_once, [1]
+    # In the first evaluation the planner's simulators, in the second the policy's.
+    actors, left, seen = Evaluator._actors, [0, 1], set()
 
-    def in_the_middle(self, act, first):
-        calls = 0
+    def in_the_middle(self, learner, agent_step):
+        plan, policy = actors(self, learner, agent_step)
 
         def counted(obs, count):
-            nonlocal calls
-            calls += 1
-            if calls == 3 and left[0]:
-                left[0] -= 1
-                kill_worker(self.envs, 0)
-            return act(obs, count)
+            if count == 2 and agent_step not in seen:
+                seen.add(agent_step)
+                kill_worker(self.envs[left.pop(0)], 0)
+            return plan(obs, count)
 
-        return play(self, counted, first)
+        return [counted, policy]
 
-    monkeypatch.setattr(Evaluator, "_play_once", in_the_middle)
+    monkeypatch.setattr(Evaluator, "_actors", in_the_middle)
     train(plan(tmp_path / "run", *argv))
-    assert left == [0]
+    assert not left
     expected = rows(tmp_path / "whole", "eval.csv", 0)
     assert rows(tmp_path / "run", "eval.csv", 0) == expected and len(expected) == 2
 
@@ -145,13 +144,13 @@ def test_an_evaluation_that_always_fails_stops_with_a_saved_state(tmp_path, monk
     run = plan(tmp_path / "run", "probe/long", "--workers", "1")
     whole = train(plan(tmp_path / "whole", "probe/long", "--workers", "1"))
 
-    def always(self, act, first):
-        kill_worker(self.envs, 0)
-        return play(self, act, first)
+    def always(self, players):
+        kill_worker(self.envs[0], 0)
+        return play(self, players)
 
-    play = Evaluator._play_once
+    play = Evaluator._play
     with monkeypatch.context() as patch:
-        patch.setattr(Evaluator, "_play_once", always)
+        patch.setattr(Evaluator, "_play", always)
         with pytest.raises(EnvError, match=r"(?s)lane 0 evaluation.*saved at env step 60"):
             train(run)
     one, other = leaves(whole), leaves(train(run))
