@@ -12,6 +12,7 @@ from ace.envs import EnvError, EnvRequest, VectorEnv, make
 from ace.lanes import Program
 from ace.types import LearnerState
 
+PHASES = 4  # of a round: choose, send, leave time to the simulators, receive
 Act = Callable[[jax.Array, int], jax.Array]  # observations [L, E, O] and the step: actions
 
 
@@ -21,10 +22,6 @@ class Evaluation(NamedTuple):
     ret: float
     policy_ret: float
     length: float  # environment steps of the planner's episodes
-
-
-class _Failed(Exception):
-    """A simulator failed and was replaced."""
 
 
 class Evaluator:
@@ -73,32 +70,57 @@ class Evaluator:
 
         return [plan, policy]
 
-    def run(self, learner: LearnerState, agent_step: int) -> list[Evaluation]:
-        """Evaluate every lane; all is played again if a simulator fails."""
-        failure = ""
-        for attempt in range(self.program.config.fault_limit):
-            # What fails twice may fail always in these episodes: others are played then.
-            seeds = self.seeds if attempt < 2 else None
-            actors = zip(self.envs, self._actors(learner, agent_step), strict=True)
-            try:
-                return self._play([_Player(envs, act, seeds, self) for envs, act in actors])
-            except _Failed as error:
-                failure = str(error)
-        raise EnvError(failure)
+    def begin(self, learner: LearnerState, agent_step: int) -> None:
+        """Start to evaluate a learner, whose arrays must stay until the end."""
+        self._given, self._attempt = (learner, agent_step), 0
+        self._start()
 
-    def _play(self, players: list["_Player"]) -> list[Evaluation]:
-        """One episode in every environment."""
-        planner, policy = players
-        while planner.running.any() or policy.running.any():
-            policy.send()  # first: its action takes no time, and a plan would be in its way
-            planner.send()
-            policy.recv()
-            planner.recv()
-            for player in players:
-                if player.failure:
-                    raise _Failed(player.failure)
-        rows = zip(planner.returns, policy.returns, planner.lengths, strict=True)
-        return [Evaluation(*(float(x.mean()) for x in row)) for row in rows]
+    def _start(self) -> None:
+        # What fails twice may fail always in these episodes: others are played then.
+        seeds = self.seeds if self._attempt < 2 else None
+        self._phase = 0
+        self._players = [
+            _Player(envs, act, seeds, self)
+            for envs, act in zip(self.envs, self._actors(*self._given), strict=True)
+        ]
+
+    def advance(self) -> list[Evaluation] | None:
+        """Go one phase on, if possible without waiting; the results when there are all of them.
+
+        A round of actions takes `PHASES` calls: with other work between them, the device has
+        computed the actions and the simulators have finished when they are asked for. All is played
+        again if a simulator fails.
+        """
+        planner, policy = self._players
+        for player in (policy, planner):  # a plan would be in the way of the policy's action
+            if self._phase == 0:
+                player.choose()
+            elif self._phase == 1:
+                player.send()
+            elif self._phase == PHASES - 1:
+                player.recv()
+        self._phase = (self._phase + 1) % PHASES
+        failure = planner.failure or policy.failure
+        if failure:
+            self._attempt += 1
+            if self._attempt == self.program.config.fault_limit:
+                raise EnvError(failure)
+            self._start()
+        elif not (planner.running.any() or policy.running.any()):
+            rows = zip(planner.returns, policy.returns, planner.lengths, strict=True)
+            return [Evaluation(*(float(x.mean()) for x in row)) for row in rows]
+        return None
+
+    def finish(self) -> list[Evaluation]:
+        """Play to the end."""
+        while (results := self.advance()) is None:
+            pass
+        return results
+
+    def run(self, learner: LearnerState, agent_step: int) -> list[Evaluation]:
+        """Evaluate every lane."""
+        self.begin(learner, agent_step)
+        return self.finish()
 
     def close(self) -> None:
         """Stop the simulators."""
@@ -116,14 +138,17 @@ class _Player:
         self.obs = envs.reset(seeds)
         self.returns, self.lengths = np.zeros(self.shape), np.zeros(self.shape)
         self.running = np.ones(self.shape, bool)
-        self.count, self.failure = 0, ""
+        self.count, self.failure, self.action = 0, "", jnp.zeros(())
+
+    def choose(self) -> None:
+        """Let the device compute the next actions."""
+        if self.running.any():
+            self.action = self.act(jnp.asarray(self.obs.reshape(*self.shape, -1)), self.count)
 
     def send(self) -> None:
-        """Choose actions and let the simulators begin with them."""
+        """Let the simulators begin with the actions."""
         if self.running.any():
-            obs = jnp.asarray(self.obs.reshape(*self.shape, -1))
-            action = np.asarray(self.act(obs, self.count))
-            self.envs.send(action.reshape(self.obs.shape[0], -1))
+            self.envs.send(np.asarray(self.action).reshape(self.obs.shape[0], -1))
 
     def recv(self) -> None:
         """Wait for the simulators."""

@@ -83,10 +83,11 @@ def compiler_options() -> dict[str, Any]:
     return known
 
 
-def _compile_now(function: Any, args: tuple) -> None:
-    """Compile; the caches keep the result. An error will show again where the result is used."""
-    with contextlib.suppress(Exception):
-        function.lower(*args).compile()
+def _compile_now(*work: tuple[Any, tuple]) -> None:
+    """Compile functions; the caches keep them. An error will show again where one is used."""
+    for function, args in work:
+        with contextlib.suppress(Exception):
+            function.lower(*args).compile()
 
 
 class Program:
@@ -111,6 +112,7 @@ class Program:
         self.act_seed = over(self._act_seed, (0, None))
         self.add = over(self._add, (0, 0, 0, 0), donate=(1,))
         self.drop = over(replay.drop, (0, 0), donate=(0,))
+        self.copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
         self.update = over(self._update, (0, 0, 0, None, 0), donate=(1, 2))
 
     def _lane(self, setup: LaneSetup) -> Lane:
@@ -178,13 +180,13 @@ class Program:
         active = jax.ShapeDtypeStruct((lanes,), jnp.bool_)
         obs = jax.ShapeDtypeStruct((lanes, episodes, self.obs_size), jnp.float32)
         copies = jax.eval_shape(lambda: self.init_memory(episodes))
-        wanted = (
-            (self.update, (lane, learner, store, number, active)),
-            (self.act, (lane, learner, memory, store, number, flag)),
-            (self.act_eval, (lane, learner, copies, obs, number, number)),
-        )
-        # No daemons: ending inside XLA would abort.
-        threads = [threading.Thread(target=_compile_now, args=work) for work in wanted]
+        update = (self.update, (lane, learner, store, number, active))
+        act = (self.act, (lane, learner, memory, store, number, flag))
+        act_eval = (self.act_eval, (lane, learner, copies, obs, number, number))
+        # The evaluation's last: it is needed last. No daemons: ending inside XLA would abort.
+        threads = [
+            threading.Thread(target=_compile_now, args=w) for w in ([update], [act, act_eval])
+        ]
         for thread in threads:
             thread.start()
         return threads

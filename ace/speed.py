@@ -22,7 +22,8 @@ from rich.table import Table
 
 from ace import kernels
 from ace.collect import Collector
-from ace.evaluate import Evaluator
+from ace.envs import get_spec
+from ace.evaluate import PHASES
 from ace.lanes import Program, RunState, pack
 from ace.train import Loop, Run, check_memory, count_workers, replay_capacity
 
@@ -137,7 +138,7 @@ def count_work(program: Program) -> Times:
         one = Program(program.name, [setup], (program.obs_size, program.action_size))
         bench = Bench(one, 1_000)
         return {
-            part: count_flops(jax.make_jaxpr(function)(*bench.arguments(part)).jaxpr)
+            part: count_flops(function.trace(*bench.arguments(part)).jaxpr)
             for part, function in bench.parts.items()
         }
 
@@ -177,43 +178,53 @@ def measure_environment(program: Program, steps: int) -> Times:
 
 
 def measure_run(run: Run, program: Program, steps: int) -> dict[str, Any]:
-    """Times of one step of a real run, and of an evaluation: everything included."""
-    config = program.config
+    """Times of one step of a real run, alone and beside an evaluation: everything included."""
+    config, lanes = program.config, len(run.setups)
     capacity = replay_capacity(run.setups)
-    collector = Collector(program, count_workers(config, len(run.setups)))
+    collector = Collector(program, count_workers(config, lanes))
     try:
         loop = Loop(run, program, collector, capacity)
+
+        def go(count: int) -> list[float]:
+            """Seconds of so many steps, those that the device still has to make included."""
+            jax.block_until_ready(loop.state)
+            ends = [time.perf_counter()]
+            for _ in range(count):
+                loop.step(loop.agent_step)
+                loop.recorder.progress(loop.env_step, skipped_updates=loop.skipped())
+                loop.advance_evaluation()
+                ends.append(time.perf_counter())
+            jax.block_until_ready(loop.state)
+            ends[-1] = time.perf_counter()
+            return np.diff(ends).tolist()
+
         with loop.recorder:
             for thread in loop.compiling:
                 thread.join()
-            for _ in range(config.seed_steps + WARM_UP):  # with the burst of updates at its end
-                loop.step(loop.agent_step)
-            jax.block_until_ready(loop.state)
-            begun, seconds = time.perf_counter(), []
-            for _ in range(steps):
-                start = time.perf_counter()
-                loop.step(loop.agent_step)
-                loop.recorder.progress(loop.env_step, skipped_updates=loop.skipped())
-                seconds.append(time.perf_counter() - start)
-            jax.block_until_ready(loop.state)
-            step = (time.perf_counter() - begun) / steps
-            loop.evaluator = Evaluator(program, config.eval_episodes, loop.workers)
-            try:
-                loop.evaluator.prepare(loop.state.learner)
-                begun = time.perf_counter()
-                loop.evaluate()
-                evaluation = time.perf_counter() - begun
-            finally:
-                loop.evaluator.close()
+            go(config.seed_steps + WARM_UP)  # with the burst of updates at its end
+            alone = go(steps)
+            loop.begin_evaluation()  # makes the simulators
+            go(2 * PHASES)  # compiles
+            beside = go(-(-steps // PHASES) * PHASES)
+            assert loop.evaluator
+            loop.evaluator.finish()
+            begun = time.perf_counter()
+            loop.begin_evaluation()
+            start = time.perf_counter() - begun
+            loop.evaluator.finish()
+            loop.evaluator.close()
     finally:
         collector.close()
-    share = evaluation * config.action_repeat / config.eval_every  # per agent step
-    lanes = len(run.setups)
+    between = config.eval_every / config.action_repeat
+    longest = get_spec(run.setups[0].task).max_episode_steps or config.eval_every
+    busy = min(longest / config.action_repeat * PHASES, between)  # steps beside an evaluation
+    average = (busy * np.mean(beside) + (between - busy) * np.mean(alone) + start) / between
     return {
-        "step": spread(seconds),
-        "evaluation_s": evaluation,
-        "lane_steps_per_s_learning": lanes / step,
-        "lane_steps_per_s": lanes / (step + share),
+        "step": spread(alone),
+        "step_beside_evaluation": spread(beside),
+        "evaluation_start_s": start,
+        "lane_steps_per_s_learning": lanes / np.mean(alone),
+        "lane_steps_per_s": lanes / average,
     }
 
 

@@ -109,6 +109,7 @@ class Loop:
         lanes = len(program.setups)
         self.workers = count_workers(self.config, lanes * self.config.eval_episodes)
         self.evaluator: Evaluator | None = None
+        self.evaluated_step: int | None = None  # agent step of the evaluation in progress
         self.compiling: list[threading.Thread] = []
         self.save_seconds = 60 * run.save_minutes
         self.signum = 0
@@ -158,7 +159,7 @@ class Loop:
         try:
             with self.signals():
                 if self.env_step >= self.next_evaluation:  # it failed, and the run was continued
-                    self.evaluate()
+                    self.begin_evaluation()
                 while self.agent_step < self.steps:
                     self.step(self.agent_step)
                     self.recorder.progress(
@@ -168,7 +169,8 @@ class Loop:
                         updates_ahead=0,
                     )
                     if self.env_step >= self.next_evaluation:
-                        self.evaluate()
+                        self.begin_evaluation()
+                    self.advance_evaluation()
                     self.keeper.check()
                     due = time.monotonic() - last_save > self.save_seconds > 0
                     if due or self.signum or self.agent_step == self.steps:
@@ -177,6 +179,8 @@ class Loop:
                     if self.signum and self.agent_step < self.steps:
                         self.keeper.wait()
                         raise Stopped(self.signum, self.folder, self.env_step)
+                if self.evaluated_step is not None:  # begun above, after the last step
+                    self.save()
                 self.keeper.wait()
         finally:
             if self.evaluator:
@@ -185,6 +189,7 @@ class Loop:
 
     def save(self) -> None:
         """Write a checkpoint, in the background."""
+        self.advance_evaluation(to_the_end=True)  # a checkpoint holds no evaluation
         at = resume.Progress(
             self.agent_step, self.next_evaluation, self.owed.copy(), self.ended, self.metrics
         )
@@ -284,20 +289,37 @@ class Loop:
         """Updates left out so far, as a device array that only a redraw reads."""
         return self.metrics.get("skipped_updates", 0)
 
-    def evaluate(self) -> None:
-        """Evaluate every lane and save the agents."""
-        learner = self.state.learner
+    def begin_evaluation(self) -> None:
+        """Save the agents and start to evaluate them, beside the training that goes on."""
+        self.advance_evaluation(to_the_end=True)
+        learner = self.program.copy(self.state.learner)
+        save_agents(self.folder, learner, self.agent_step)
         try:
             if self.evaluator is None:
                 self.evaluator = Evaluator(self.program, self.config.eval_episodes, self.workers)
-            results = self.evaluator.run(learner, self.agent_step)
+            self.evaluator.begin(learner, self.agent_step)
         except EnvError as error:
             self.give_up(str(error))
-        for lane, e in enumerate(results):
-            self.recorder.evaluation(lane, self.env_step, e.ret, e.policy_ret, e.length)
-        save_agents(self.folder, learner, self.agent_step)
+        self.evaluated_step = self.agent_step
         following = min(self.next_evaluation + self.config.eval_every, self.last_env_step)
         self.next_evaluation = following if self.agent_step < self.steps else following + 1
+
+    def advance_evaluation(self, to_the_end: bool = False) -> None:
+        """Go on with the evaluation in progress, if there is one."""
+        if self.evaluated_step is None or self.evaluator is None:
+            return
+        env_step = self.evaluated_step * self.config.action_repeat
+        try:
+            results = self.evaluator.finish() if to_the_end else self.evaluator.advance()
+        except EnvError as error:
+            self.evaluated_step, lost = None, "its result is lost"
+            if env_step == self.env_step:
+                self.next_evaluation, lost = env_step, "it will be made again"
+            self.give_up(f"the evaluation at env step {env_step} failed, {lost}: {error}")
+        for lane, e in enumerate(results or ()):
+            self.recorder.evaluation(lane, env_step, e.ret, e.policy_ret, e.length)
+        if results:
+            self.evaluated_step = None
 
 
 def agent_part(learner: Any) -> dict[str, Any]:

@@ -52,6 +52,7 @@ def _specs(rows: int, width: int):
     return block, column, stats
 
 
+@jax.jit
 def fused_batch_norm(scale: jax.Array, bias: jax.Array, x: jax.Array) -> tuple[jax.Array, ...]:
     """The kernel of the forward pass."""
     pl = pallas()
@@ -98,6 +99,7 @@ def fused_batch_norm(scale: jax.Array, bias: jax.Array, x: jax.Array) -> tuple[j
     return y, mean[:, None], var[:, None]
 
 
+@jax.jit
 def fused_batch_norm_gradient(scale, bias, x, mean, var, dy) -> tuple[jax.Array, ...]:
     """The kernel of the backward pass: gradients of x [G, n, W], scale and bias [G, W]."""
     pl = pallas()

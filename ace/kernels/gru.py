@@ -64,6 +64,7 @@ def _weights(scale: Any, bias: Any) -> tuple[list, list]:
     return [scale[k, :] for k in range(3)], [bias[k, :] for k in range(3)]
 
 
+@jax.jit
 def fused_gru(g, b, scale, bias) -> jax.Array:
     """The kernel of the forward pass."""
     pl = pallas()
@@ -91,6 +92,7 @@ def fused_gru(g, b, scale, bias) -> jax.Array:
     )(g, scale, bias, *old)
 
 
+@jax.jit
 def fused_gru_gradient(g, b, scale, bias, d) -> tuple[jax.Array, jax.Array | None, jax.Array]:
     """The kernel of the backward pass: gradients of g and b, and sums for scale and bias."""
     pl = pallas()

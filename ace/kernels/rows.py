@@ -89,6 +89,7 @@ def _gradients(act: str, norm: bool, dtype: jnp.dtype, kept: tuple, dy: jax.Arra
 bias_norm_act.defvjp(_keep, _gradients)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def fused_forward(act: str, norm: bool, dtype: jnp.dtype, x, b, scale, bias) -> jax.Array:
     """The kernel of the forward pass."""
     pl = pallas()
@@ -117,6 +118,7 @@ def fused_forward(act: str, norm: bool, dtype: jnp.dtype, x, b, scale, bias) -> 
     )(x, b, scale, bias)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def fused_backward(act: str, norm: bool, x, b, scale, bias, dy):
     """The kernel of the backward pass: gradient of x, and sums over rows for the parameters."""
     pl = pallas()
@@ -195,6 +197,7 @@ def _head_gradients(act: str, norm: bool, kept: tuple, d: jax.Array) -> tuple:
 head.defvjp(_head_keep, _head_gradients)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def fused_head(act: str, norm: bool, x, b, scale, bias, w) -> jax.Array:
     """The kernel of the forward pass."""
     pl = pallas()
@@ -222,6 +225,7 @@ def fused_head(act: str, norm: bool, x, b, scale, bias, w) -> jax.Array:
     )(x, b, scale, bias, w)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def fused_head_gradient(act: str, norm: bool, x, b, scale, bias, w, d):
     """The kernel of the backward pass: gradient of x, and sums for the parameters, w last."""
     pl = pallas()

@@ -140,21 +140,31 @@ def test_an_evaluation_whose_simulator_dies_is_played_again(tmp_path, monkeypatc
     assert rows(tmp_path / "run", "eval.csv", 0) == expected and len(expected) == 2
 
 
-def test_an_evaluation_that_always_fails_stops_with_a_saved_state(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("at", "left"), [(60, [1]), (120, [0, 1])])
+def test_an_evaluation_that_always_fails_stops_with_a_saved_state(tmp_path, monkeypatch, at, left):
     run = plan(tmp_path / "run", "probe/long", "--workers", "1")
     whole = train(plan(tmp_path / "whole", "probe/long", "--workers", "1"))
+    begin, advance = Evaluator.begin, Evaluator.advance
 
-    def always(self, players):
-        kill_worker(self.envs[0], 0)
-        return play(self, players)
+    def begun(self, learner, agent_step):
+        self.doomed = agent_step == at
+        begin(self, learner, agent_step)
 
-    play = Evaluator._play
+    def doomed(self):
+        if self.doomed:
+            kill_worker(self.envs[0], 0)
+        return advance(self)
+
+    # Half way training has gone on when the evaluation is given up; at the end it has not.
+    fate = {60: "its result is lost", 120: "it will be made again"}[at]
+    message = rf"(?s)evaluation at env step {at} failed, {fate}.*lane 0 evaluation.*saved at"
     with monkeypatch.context() as patch:
-        patch.setattr(Evaluator, "_play", always)
-        with pytest.raises(EnvError, match=r"(?s)lane 0 evaluation.*saved at env step 60"):
+        patch.setattr(Evaluator, "begin", begun)
+        patch.setattr(Evaluator, "advance", doomed)
+        with pytest.raises(EnvError, match=message):
             train(run)
     one, other = leaves(whole), leaves(train(run))
     for name in one:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
     expected = rows(tmp_path / "whole", "eval.csv", 0)
-    assert rows(tmp_path / "run", "eval.csv", 0) == expected
+    assert rows(tmp_path / "run", "eval.csv", 0) == [expected[i] for i in left]

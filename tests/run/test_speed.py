@@ -65,6 +65,6 @@ def test_the_command_measures_everything(tmp_path, capsys) -> None:
         assert row[part]["tflops"] == pytest.approx(rate)
         assert row[part]["kernels"]
     whole = row["end_to_end"]
-    assert 0 < whole["lane_steps_per_s"] < whole["lane_steps_per_s_learning"]
+    assert whole["lane_steps_per_s"] > 0 and whole["step_beside_evaluation"]["ms"] > 0
     assert row["compile_s_cached"] < row["compile_s_cold"]
     assert "lane-steps/s" in capsys.readouterr().out
