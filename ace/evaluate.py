@@ -13,7 +13,7 @@ from ace.lanes import Program
 from ace.types import LearnerState
 
 PHASES = 4  # of a round: choose, send, leave time to the simulators, receive
-Act = Callable[[jax.Array, int], jax.Array]  # observations [L, E, O] and the step: actions
+Act = Callable[[np.ndarray, int], jax.Array]  # observations [L, E, O] and the step: actions
 
 
 class Evaluation(NamedTuple):
@@ -51,21 +51,21 @@ class Evaluator:
         """Compile what an evaluation needs."""
         shape = (len(self.program.setups), self.episodes, self.program.obs_size)
         for act in self._actors(learner, 0):
-            act(jnp.zeros(shape), 0)
+            act(np.zeros(shape, np.float32), 0)
 
     def _actors(self, learner: LearnerState, agent_step: int) -> list[Act]:
         """The planner and the policy."""
         program, memory = self.program, self.program.init_memory(self.episodes)
-        step = jnp.int32(agent_step)
+        step = np.int32(agent_step)
 
-        def plan(obs: jax.Array, count: int) -> jax.Array:
+        def plan(obs: np.ndarray, count: int) -> jax.Array:
             nonlocal memory
             action, memory = program.act_eval(
-                program.lane, learner, memory, obs, jnp.int32(count), step
+                program.lane, learner, memory, obs, np.int32(count), step
             )
             return action
 
-        def policy(obs: jax.Array, count: int) -> jax.Array:
+        def policy(obs: np.ndarray, count: int) -> jax.Array:
             return program.act_policy(program.lane, learner, obs)
 
         return [plan, policy]
@@ -143,7 +143,7 @@ class _Player:
     def choose(self) -> None:
         """Let the device compute the next actions."""
         if self.running.any():
-            self.action = self.act(jnp.asarray(self.obs.reshape(*self.shape, -1)), self.count)
+            self.action = self.act(self.obs.reshape(*self.shape, -1), self.count)
 
     def send(self) -> None:
         """Let the simulators begin with the actions."""

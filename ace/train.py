@@ -218,18 +218,18 @@ class Loop:
         """One agent step of every lane; the updates run while the simulators do."""
         program, config = self.program, self.config
         learner, memory, store = self.state
-        count = jnp.int32(agent_step)
+        count = np.int32(agent_step)
         if agent_step < config.seed_steps:
             action = program.act_seed(program.lane, count)
         else:
-            restart = jnp.bool_(agent_step == config.seed_steps)
+            restart = np.bool_(agent_step == config.seed_steps)
             action, memory = program.act(program.lane, learner, memory, store, count, restart)
         # Updates are queued before the action is waited for: the device goes on without a pause.
         if agent_step >= config.seed_steps:
             learner, store = self.learn(learner, store, agent_step)
         self.collector.send(np.asarray(action))
         got = self.collector.recv()
-        store = program.add(program.lane, store, action, jnp.asarray(got.packed))
+        store = program.add(program.lane, store, action, got.packed)
         if got.faults:
             void = np.isin(np.arange(len(program.setups)), [f.row for f in got.faults])
             store = program.drop(store, jnp.asarray(void))
@@ -270,11 +270,11 @@ class Loop:
         episode ended with the step before."""
         block = self.config.learn.update_mode == "block"
         due = np.where(self.ended, self.owed, 0) if block else self.owed.copy()
-        count = jnp.int32(agent_step)
-        active = jnp.asarray(due > 0)
+        count = np.int32(agent_step)
+        active = due > 0
         for i in range(due.max()):
             if i in due:  # some lane has made all of its updates
-                active = jnp.asarray(due > i)
+                active = due > i
             learner, store, self.metrics = self.program.update(
                 self.program.lane, learner, store, count, active
             )

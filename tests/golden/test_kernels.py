@@ -83,11 +83,17 @@ def close(got, wanted) -> None:
     np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-5)
 
 
-def test_kernels_are_tried_out_before_they_are_used(monkeypatch, capsys) -> None:
+def test_kernels_are_tried_out_before_they_are_used(monkeypatch, capsys, tmp_path) -> None:
+    monkeypatch.setattr(kernels, "_mark_of_success", lambda: tmp_path / "cache" / "passed")
     kernels._have_gpu.cache_clear()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert kernels._have_gpu()
+    assert kernels._have_gpu() and (tmp_path / "cache" / "passed").exists()
     kernels._have_gpu.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "_try_out", lambda: pytest.fail("passed before"))
+        assert kernels._have_gpu()
+    kernels._have_gpu.cache_clear()
+    (tmp_path / "cache" / "passed").unlink()
     forward = kernels.rows.fused_forward
     monkeypatch.setattr(kernels.rows, "fused_forward", lambda *a: 1.01 * forward(*a))
     assert not kernels._have_gpu()
