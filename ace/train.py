@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -111,6 +112,7 @@ class Loop:
         self.evaluator: Evaluator | None = None
         self.evaluated_step: int | None = None  # agent step of the evaluation in progress
         self.compiling: list[threading.Thread] = []
+        self.queue = ThreadPoolExecutor(1)
         self.save_seconds = 60 * run.save_minutes
         self.signum = 0
         self.steps = self.config.agent_steps
@@ -183,6 +185,7 @@ class Loop:
                     self.save()
                 self.keeper.wait()
         finally:
+            self.queue.shutdown()
             if self.evaluator:
                 self.evaluator.close()
         return self.state
@@ -224,11 +227,12 @@ class Loop:
         else:
             restart = np.bool_(agent_step == config.seed_steps)
             action, memory = program.act(program.lane, learner, memory, store, count, restart)
-        # Updates are queued before the action is waited for: the device goes on without a pause.
-        if agent_step >= config.seed_steps:
-            learner, store = self.learn(learner, store, agent_step)
+        # Updates are queued by a thread of their own, before the action is there: neither the
+        # device nor the simulators wait for the host.
+        updated = self.queue.submit(self.learn, learner, store, agent_step)
         self.collector.send(np.asarray(action))
         got = self.collector.recv()
+        learner, store = updated.result()
         store = program.add(program.lane, store, action, got.packed)
         if got.faults:
             void = np.isin(np.arange(len(program.setups)), [f.row for f in got.faults])
@@ -267,7 +271,9 @@ class Loop:
 
     def learn(self, learner: Any, store: Any, agent_step: int) -> tuple[Any, Any]:
         """Make the updates that are due: all that are owed, or, in blocks, those of lanes whose
-        episode ended with the step before."""
+        episode ended with the step before; none while actions are random."""
+        if agent_step < self.config.seed_steps:
+            return learner, store
         block = self.config.learn.update_mode == "block"
         due = np.where(self.ended, self.owed, 0) if block else self.owed.copy()
         count = np.int32(agent_step)
