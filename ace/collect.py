@@ -22,6 +22,7 @@ class Collected(NamedTuple):
     """What one step of all lanes gives."""
 
     packed: np.ndarray  # [L, 2 O + 3] transitions
+    obs: np.ndarray  # [L, O] to act on next
     ended: np.ndarray  # [L] lanes whose episode ended
     episodes: list[Episode]
     faults: Sequence[Fault]  # lanes that made no step and whose running episode is void
@@ -87,7 +88,7 @@ class Collector:
         for count in (self.episodes, self.faults, self.in_a_row):
             count[failed] += 1
         packed = pack(step.obs, step.final_obs, step.reward, step.terminated, done)
-        return Collected(packed, done, ended, step.faults)
+        return Collected(packed, step.obs, done, ended, step.faults)
 
     def close(self) -> None:
         """Stop the simulators."""

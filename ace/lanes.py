@@ -106,7 +106,7 @@ class Program:
         self.lane = stack([self._lane(s) for s in setups])
         self.traces: dict[str, int] = {}
         over = self._compile
-        self.act = over(self._act, (0, 0, 0, 0, None, None), donate=(2,))
+        self.act = over(self._act, (0, 0, 0, 0, 0, None), donate=(2,))
         self.act_eval = over(self._act_eval, (0, 0, 0, 0, None, None), donate=(2,))
         self.act_policy = over(self._act_policy, (0, 0, 0))
         self.act_seed = over(self._act_seed, (0, None))
@@ -176,12 +176,12 @@ class Program:
         start = np.zeros((lanes, self.obs_size), np.float32)
         store = jax.eval_shape(lambda: self.init_replay(start, capacity))
         number = jax.ShapeDtypeStruct((), jnp.int32)
-        flag = jax.ShapeDtypeStruct((), jnp.bool_)
-        active = jax.ShapeDtypeStruct((lanes,), jnp.bool_)
+        flags = jax.ShapeDtypeStruct((lanes,), jnp.bool_)
+        first = jax.ShapeDtypeStruct((lanes, self.obs_size), jnp.float32)
         obs = jax.ShapeDtypeStruct((lanes, episodes, self.obs_size), jnp.float32)
         copies = jax.eval_shape(lambda: self.init_memory(episodes))
-        update = (self.update, (lane, learner, store, number, active))
-        act = (self.act, (lane, learner, memory, store, number, flag))
+        update = (self.update, (lane, learner, store, number, flags))
+        act = (self.act, (lane, learner, memory, first, flags, number))
         act_eval = (self.act_eval, (lane, learner, copies, obs, number, number))
         # The evaluation's last: it is needed last. No daemons: ending inside XLA would abort.
         threads = [
@@ -192,12 +192,10 @@ class Program:
         return threads
 
     def _act(
-        self, lane: Lane, learner: LearnerState, memory: PlanMemory, store, agent_step, restart
+        self, lane: Lane, learner: LearnerState, memory: PlanMemory, obs, first, agent_step
     ) -> tuple[jax.Array, PlanMemory]:
-        """Plan from the newest stored observation; `restart` forgets the memory."""
-        first = (store.length == 0) | restart
+        """Plan from an observation; the memory is forgotten where it is the first."""
         key = keys.key(lane.seed, "plan", agent_step)
-        obs = store.obs[store.cursor]
         return self.agent.act(lane, learner, memory, obs, first, agent_step, key, train=True)
 
     def _act_eval(self, lane, learner, memory, obs, eval_step, agent_step):

@@ -84,6 +84,7 @@ class Bench:
         self.program, self.lanes = program, len(program.setups)
         self.count = jnp.int32(30_000)  # past the ramps
         rng = np.random.default_rng(0)
+        self.obs = jnp.asarray(self._obs(rng))
         self.state = program.init_state(self._obs(rng), capacity)
         store, no = self.state.replay, np.zeros(self.lanes, bool)
         for step in range(64):
@@ -101,7 +102,7 @@ class Bench:
         """What a part is called with."""
         lane, (learner, memory, store) = self.program.lane, self.state
         if part == "plan":
-            return lane, learner, memory, store, self.count, jnp.bool_(False)
+            return lane, learner, memory, self.obs, jnp.zeros(self.lanes, bool), self.count
         return lane, learner, store, self.count, jnp.ones(self.lanes, bool)
 
     def call(self, part: str) -> Any:

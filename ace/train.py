@@ -113,6 +113,7 @@ class Loop:
         self.evaluated_step: int | None = None  # agent step of the evaluation in progress
         self.compiling: list[threading.Thread] = []
         self.queue = ThreadPoolExecutor(1)
+        self.arrived: tuple[jax.Array, np.ndarray] | None = None  # actions, and what they led to
         self.save_seconds = 60 * run.save_minutes
         self.signum = 0
         self.steps = self.config.agent_steps
@@ -121,7 +122,8 @@ class Loop:
             self.compiling = program.compile_ahead(capacity)
         found = self.keeper.load(collector)
         if found is None:
-            self.state = program.init_state(collector.reset(), capacity)
+            self.obs, self.first = collector.reset(), np.ones(lanes, bool)
+            self.state = program.init_state(self.obs, capacity)
             start = resume.Progress(
                 0,
                 min(self.config.eval_every, self.last_env_step),
@@ -132,6 +134,9 @@ class Loop:
             notes = []
         else:
             self.state, start, notes = found
+            store = self.state.replay
+            self.obs = np.asarray(store.obs[np.arange(lanes), store.cursor])
+            self.first = np.asarray(store.length == 0)
             notes.append(f"continued at env step {start.agent_step * self.config.action_repeat}")
         self.agent_step, self.next_evaluation = start.agent_step, start.next_evaluation
         self.owed, self.ended, self.metrics = start.owed, start.ended, start.metrics
@@ -193,6 +198,7 @@ class Loop:
     def save(self) -> None:
         """Write a checkpoint, in the background."""
         self.advance_evaluation(to_the_end=True)  # a checkpoint holds no evaluation
+        self.settle()
         at = resume.Progress(
             self.agent_step, self.next_evaluation, self.owed.copy(), self.ended, self.metrics
         )
@@ -225,20 +231,23 @@ class Loop:
         if agent_step < config.seed_steps:
             action = program.act_seed(program.lane, count)
         else:
-            restart = np.bool_(agent_step == config.seed_steps)
-            action, memory = program.act(program.lane, learner, memory, store, count, restart)
-        # Updates are queued by a thread of their own, before the action is there: neither the
-        # device nor the simulators wait for the host.
+            first = self.first | (agent_step == config.seed_steps)
+            action, memory = program.act(program.lane, learner, memory, self.obs, first, count)
+        # A thread of its own queues the rest of the device's work, before the action is there:
+        # neither the device nor the simulators wait for the host.
         updated = self.queue.submit(self.learn, learner, store, agent_step)
         self.collector.send(np.asarray(action))
         got = self.collector.recv()
         learner, store = updated.result()
-        store = program.add(program.lane, store, action, got.packed)
+        self.state = RunState(learner, memory, store)
+        self.arrived = action, got.packed
+        void = np.isin(np.arange(len(program.setups)), [f.row for f in got.faults])
+        self.obs, self.first, self.ended = got.obs, got.ended | void, got.ended
         if got.faults:
-            void = np.isin(np.arange(len(program.setups)), [f.row for f in got.faults])
-            store = program.drop(store, jnp.asarray(void))
+            self.settle()
+            dropped = program.drop(self.state.replay, jnp.asarray(void))
+            self.state = self.state._replace(replay=dropped)
             self.keeper.rewind(self.collector.rows(agent_step + 1))
-        self.state, self.ended = RunState(learner, memory, store), got.ended
         self.owed = self.owed + config.learn.updates_per_step
         self.agent_step = agent_step + 1
         if got.episodes:
@@ -249,6 +258,17 @@ class Loop:
                 self.recorder.episode(e.lane, self.env_step, e.ret, e.length, mine)
         if got.faults:
             self.report(got.faults)
+
+    def settle(self) -> None:
+        """Store the transitions that arrived last, which otherwise wait for the next step."""
+        self.state = self.state._replace(replay=self.stored(self.state.replay))
+
+    def stored(self, store: Any) -> Any:
+        """The replay with the transitions that arrived last."""
+        if self.arrived:
+            store = self.program.add(self.program.lane, store, *self.arrived)
+            self.arrived = None
+        return store
 
     def report(self, faults: Sequence[Fault]) -> None:
         """Say which simulators were replaced; stop the run where that does not help."""
@@ -270,8 +290,10 @@ class Loop:
         raise EnvError(f"{reason}\n{saved}")
 
     def learn(self, learner: Any, store: Any, agent_step: int) -> tuple[Any, Any]:
-        """Make the updates that are due: all that are owed, or, in blocks, those of lanes whose
-        episode ended with the step before; none while actions are random."""
+        """Store what arrived last, then make the updates that are due: all that are owed, or, in
+        blocks, those of lanes whose episode ended with the step before; none while actions are
+        random."""
+        store = self.stored(store)
         if agent_step < self.config.seed_steps:
             return learner, store
         block = self.config.learn.update_mode == "block"

@@ -102,10 +102,10 @@ def main() -> None:
     obs = np.zeros((args.lanes, sizes[0]), np.float32)
     store = jax.eval_shape(lambda: program.init_replay(obs, args.capacity))
     lane, learner, memory = program.lane, program.init_learner(), program.init_memory()
-    step, flag, active = jnp.int32(0), jnp.bool_(False), jnp.ones(args.lanes, bool)
+    step, flags = jnp.int32(0), jnp.ones(args.lanes, bool)
     given = {
-        "update": (lane, learner, store, step, active),
-        "act": (lane, learner, memory, store, step, flag),
+        "update": (lane, learner, store, step, flags),
+        "act": (lane, learner, memory, obs, flags, step),
     }[args.function]
     given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), given)
     lowered = getattr(program, args.function).lower(*given)

@@ -31,7 +31,8 @@ def drive(setups: list[LaneSetup]) -> tuple[list[np.ndarray], RunState]:
         rows = [rng.standard_normal(s.sizes[0]) for rng, s in zip(rngs, setups, strict=True)]
         return np.stack([np.pad(r, (0, program.obs_size - r.size)) for r in rows])
 
-    learner, memory, store = program.init_state(observe().astype(np.float32), 64)
+    obs, first = observe().astype(np.float32), np.ones(len(setups), bool)
+    learner, memory, store = program.init_state(obs, 64)
     for head in ("reward", "value"):  # they start at zero, and every plan would be worth the same
         out = learner.params[head]["out"]
         out["w"] = jnp.stack(
@@ -40,11 +41,11 @@ def drive(setups: list[LaneSetup]) -> tuple[list[np.ndarray], RunState]:
     lane, actions = program.lane, []
     for i in range(12):
         count = jnp.int32(60 + i)
-        action, memory = program.act(lane, learner, memory, store, count, jnp.bool_(i == 0))
+        action, memory = program.act(lane, learner, memory, obs, first, count)
         actions.append(np.asarray(action))
         done = np.full(len(setups), i % 5 == 4)
         obs, final = observe(), observe()
-        obs = np.where(done[:, None], obs, final)
+        obs, first = np.where(done[:, None], obs, final).astype(np.float32), done
         reward = np.array([rng.standard_normal() for rng in rngs])
         store = program.add(lane, store, action, jnp.asarray(pack(obs, final, reward, done, done)))
     active = jnp.ones(len(setups), bool)

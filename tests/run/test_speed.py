@@ -4,7 +4,6 @@ import json
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from ace import cli, speed
@@ -36,9 +35,9 @@ def test_work_of_the_method_by_hand() -> None:
     spec = EnvSpec("dmc/cheetah-run", 24, 6, 1000, True)
     config = replace(resolve("default", "dmc/cheetah-run", spec), {"precision": "f32"})
     program = Program("ace", [LaneSetup("dmc/cheetah-run", 0, config, (24, 6))])
-    store = jax.eval_shape(lambda: program.init_replay(np.zeros((1, 24), np.float32), 1000))
-    state = (program.init_learner(), program.init_memory(), store)
-    plan = flops(lambda *a: program.act(*a), program.lane, *state, jnp.int32(1), jnp.bool_(False))
+    state = (program.init_learner(), program.init_memory())
+    given = (jnp.zeros((1, 24)), jnp.zeros(1, bool), jnp.int32(1))
+    plan = flops(lambda *a: program.act(*a), program.lane, *state, *given)
     sizes = (256, 204, 163, 130, 104, 83)
     candidates = sum(n + n // 2 + 8 for n in sizes)
     z, a, b, m, h = 50, 6, 128, 512, 6
