@@ -375,7 +375,7 @@ def speed(argv: list[str]) -> None:
     if min((*args.lanes, args.steps), default=0) < 1:
         raise ConfigError("--lanes and --steps must be at least 1")
     found: dict[str, Any] = {"task": args.task, "preset": args.preset, "versions": versions()}
-    found["settings"], found["lanes"] = settings, []
+    found["settings"], found["lanes"], work = settings, [], {}
     with tempfile.TemporaryDirectory() as folder:
         for lanes in args.lanes:
             seeds = [str(seed) for seed in range(lanes)]
@@ -385,7 +385,8 @@ def speed(argv: list[str]) -> None:
             run.folder.mkdir()
             if "limit_tflops" not in found:
                 found["limit_tflops"] = speeds.measure_limit(run.setups[0].config.precision)
-            row = speeds.measure(run, args.steps, found["limit_tflops"], args.profile)
+                work = speeds.count_work(run)
+            row = speeds.measure(run, args.steps, found["limit_tflops"], work, args.profile)
             found["lanes"].append(row)
             speeds.show(found, row)
             if args.json:

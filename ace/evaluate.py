@@ -12,7 +12,8 @@ from ace.envs import EnvError, EnvRequest, VectorEnv, make
 from ace.lanes import Program
 from ace.types import LearnerState
 
-PHASES = 4  # of a round: choose, send, leave time to the simulators, receive
+PHASES = 8  # of a round: choose, send, leave time to the simulators, receive
+NICE = 10  # the training's simulators come first
 Act = Callable[[np.ndarray, int], jax.Array]  # observations [L, E, O] and the step: actions
 
 
@@ -45,7 +46,8 @@ class Evaluator:
         sizes = (program.obs_size, program.action_size)
         self.envs: list[VectorEnv] = []
         for _ in ("planner", "policy"):
-            self.envs.append(VectorEnv(requests, workers, *sizes, program.config.env_timeout))
+            timeout = program.config.env_timeout
+            self.envs.append(VectorEnv(requests, workers, *sizes, timeout, nice=NICE))
 
     def prepare(self, learner: LearnerState) -> None:
         """Compile what an evaluation needs."""

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -98,7 +99,7 @@ class Program:
     ):
         """`padded` are observation and action sizes; the largest of the lanes if left out."""
         check_compatible(setups)
-        self.name, self.agent = agent, AGENTS[agent]
+        self.agent: ModuleType = AGENTS[agent]
         self.setups = list(setups)
         self.config = setups[0].config  # for what all lanes share
         largest = (max(s.sizes[0] for s in setups), max(s.sizes[1] for s in setups))

@@ -23,7 +23,7 @@ from rich.table import Table
 from ace import kernels
 from ace.collect import Collector
 from ace.envs import get_spec
-from ace.evaluate import PHASES
+from ace.evaluate import PHASES, Evaluator
 from ace.lanes import Program, RunState, pack
 from ace.train import Loop, Run, check_memory, count_workers, replay_capacity
 
@@ -131,13 +131,11 @@ class Bench:
         return time.perf_counter() - begun
 
 
-def count_work(program: Program) -> Times:
+def count_work(run: Run) -> Times:
     """Floating-point operations of a plan and of an update of one lane, as the method needs them:
     what a GPU computes besides, to have round sizes, does not count."""
-    setup = program.setups[0]
     with kernels.plain():
-        one = Program(program.name, [setup], (program.obs_size, program.action_size))
-        bench = Bench(one, 1_000)
+        bench = Bench(Program(run.agent, run.setups[:1]), 1_000)
         return {
             part: count_flops(function.trace(*bench.arguments(part)).jaxpr)
             for part, function in bench.parts.items()
@@ -204,15 +202,12 @@ def measure_run(run: Run, program: Program, steps: int) -> dict[str, Any]:
                 thread.join()
             go(config.seed_steps + WARM_UP)  # with the burst of updates at its end
             alone = go(steps)
-            loop.begin_evaluation()  # makes the simulators
-            go(2 * PHASES)  # compiles
-            beside = go(-(-steps // PHASES) * PHASES)
-            assert loop.evaluator
-            loop.evaluator.finish()
+            loop.evaluator = Evaluator(program, config.eval_episodes, loop.workers)
             begun = time.perf_counter()
             loop.begin_evaluation()
             start = time.perf_counter() - begun
-            loop.evaluator.finish()
+            go(2 * PHASES)  # compiles
+            beside = go(-(-steps // PHASES) * PHASES)
             loop.evaluator.close()
     finally:
         collector.close()
@@ -229,8 +224,8 @@ def measure_run(run: Run, program: Program, steps: int) -> dict[str, Any]:
     }
 
 
-def measure(run: Run, steps: int, limit: float, profile: bool) -> dict[str, Any]:
-    """All of one program."""
+def measure(run: Run, steps: int, limit: float, work: Times, profile: bool) -> dict[str, Any]:
+    """All of one program, given the limit of the machine and the work of a lane."""
     program = Program(run.agent, run.setups)
     capacity = replay_capacity(run.setups)
     replay_bytes = len(run.setups) * check_memory(program, capacity, len(run.setups))
@@ -242,10 +237,10 @@ def measure(run: Run, steps: int, limit: float, profile: bool) -> dict[str, Any]
     with empty_cache():
         bench = Bench(program, capacity)
         found |= {"compile_s_cold": bench.compile(), "compile_s_cached": bench.compile()}
-        for part, work in count_work(program).items():
+        for part, flops in work.items():
             found[part] = timed(functools.partial(bench.call, part), steps)
-            rate = work * found["lanes"] / found[part]["ms"] / 1e9
-            found[part] |= {"gflop": work / 1e9, "tflops": rate, "share_of_limit": rate / limit}
+            rate = flops * found["lanes"] / found[part]["ms"] / 1e9
+            found[part] |= {"gflop": flops / 1e9, "tflops": rate, "share_of_limit": rate / limit}
             if profile:
                 found[part]["kernels"] = profiled(functools.partial(bench.call, part))
         del bench

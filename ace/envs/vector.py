@@ -59,7 +59,8 @@ class VectorEnv:
     `obs_size` and `action_size` may exceed an environment's own: observations are padded with
     zeros and actions cut. With workers=0 the environments live in this process. What fails in a
     step is replaced: an environment that raises or returns non-finite numbers, and a worker that
-    dies or does not answer within `timeout` seconds, with all of its environments. The step says
+    dies or does not answer within `timeout` seconds, with all of its environments. Workers that
+    are `nice` leave the processor to others. The step says
     so in `faults`. After any other error the whole pool is closed.
     """
 
@@ -70,6 +71,7 @@ class VectorEnv:
         obs_size: int,
         action_size: int,
         timeout: float = 120.0,
+        nice: int = 0,
     ) -> None:
         if not requests:
             raise ValueError("VectorEnv needs at least one request")
@@ -77,7 +79,7 @@ class VectorEnv:
             raise ValueError(f"workers is {workers}; use 0 for this process, or more")
         self._requests = list(requests)
         self._count = len(requests)
-        self._timeout = timeout
+        self._timeout, self._nice = timeout, nice
         self._state = "new"
         self._groups: list[_Local | _Remote] = []
         self._sizes = (self._count, obs_size, action_size)
@@ -192,7 +194,8 @@ class VectorEnv:
             raise
 
     def _start(self, start: int, stop: int) -> "_Remote":
-        return _Remote(self._requests[start:stop], start, self._memory_fd, self._sizes)
+        held = self._requests[start:stop]
+        return _Remote(held, start, self._memory_fd, self._sizes, self._nice)
 
     def _replies(self, timeout: float | None) -> list[Reply]:
         """One reply of every group, all within the time limit."""
@@ -284,11 +287,14 @@ class _Remote:
         first_row: int,
         memory_fd: int,
         sizes: tuple[int, int, int],
+        nice: int,
     ) -> None:
         self.requests, self.first_row = list(requests), first_row
         self._connection, theirs = Pipe()
         with theirs:
             self._process = _start_worker(theirs.fileno(), memory_fd)
+        if nice:
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, nice)
         self.send(pickle.dumps((self.requests, first_row, sizes)))
 
     def send(self, message: bytes) -> None:

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from ace.kernels import common
 from ace.kernels.common import EPS, F32, launch, pallas
 
-COLUMNS, ROWS = 32, 512  # of a program; rows in hand at a time
-WARPS = 8
+COLUMNS, ROWS = 64, 128  # of a program; rows in hand at a time
+WARPS = 4
 ELU, SLOPE = common.ACTIVATIONS["elu"]
 
 

@@ -26,7 +26,8 @@ from ace.kernels.common import (
 )
 
 TILE = 16  # rows must divide by this
-FORWARD, BACKWARD = (16, 8), (32, 4)  # rows of a program, and rows in hand at a time
+# Rows of a program, and rows in hand at a time.
+FORWARD, BACKWARD, HEAD_BACKWARD = (16, 8), (32, 2), (64, 4)
 WARPS = 2
 
 
@@ -132,15 +133,15 @@ def fused_backward(act: str, norm: bool, x, b, scale, bias, dy):
     block = functools.partial(pl.BlockSpec, index_map=lambda i: (i, 0))
     given = [(dy, lambda each: block((each, width)))]
     name = f"{'norm_' if norm else ''}{act}_gradient"
-    return _backward_pass(name, act, norm, count, (x, b, scale, bias), given, take)
+    return _backward_pass(name, BACKWARD, act, norm, count, (x, b, scale, bias), given, take)
 
 
-def _backward_pass(name, act, norm, count, args, given, take):
+def _backward_pass(name, sizes, act, norm, count, args, given, take):
     """Walk through the rows backwards; `given` are arrays that `take` makes a gradient of."""
     pl = pallas()
     x, b, scale, bias = args
     rows, width = x.shape
-    each, hand = _walk(rows, BACKWARD)
+    each, hand = _walk(rows, sizes)
     programs = rows // each
 
     def kernel(x, b, scale, bias, *refs):
@@ -241,7 +242,7 @@ def fused_head_gradient(act: str, norm: bool, x, b, scale, bias, w, d):
     ]
     name = f"{'norm_' if norm else ''}{act}_head_gradient"
     count = 4 if norm else 2
-    return _backward_pass(name, act, norm, count, (x, b, scale, bias), given, take)
+    return _backward_pass(name, HEAD_BACKWARD, act, norm, count, (x, b, scale, bias), given, take)
 
 
 def possible(rows: int, width: int) -> bool:
