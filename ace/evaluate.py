@@ -13,7 +13,7 @@ from ace.lanes import Program
 from ace.types import LearnerState
 
 PHASES = 8  # of a round: choose, send, leave time to the simulators, receive
-NICE = 10  # the training's simulators come first
+NICE = 19  # the training's simulators come first
 Act = Callable[[np.ndarray, int], jax.Array]  # observations [L, E, O] and the step: actions
 
 
