@@ -13,6 +13,7 @@ from ace.lanes import Program
 from ace.types import LearnerState
 
 PHASES = 8  # of a round: choose, send, leave time to the simulators, receive
+RESET = 64  # calls before the first round, while the simulators begin their episodes
 NICE = 19  # the training's simulators come first
 Act = Callable[[np.ndarray, int], jax.Array]  # observations [L, E, O] and the step: actions
 
@@ -80,7 +81,7 @@ class Evaluator:
     def _start(self) -> None:
         # What fails twice may fail always in these episodes: others are played then.
         seeds = self.seeds if self._attempt < 2 else None
-        self._phase = 0
+        self._phase = -RESET
         self._players = [
             _Player(envs, act, seeds, self)
             for envs, act in zip(self.envs, self._actors(*self._given), strict=True)
@@ -95,13 +96,15 @@ class Evaluator:
         """
         planner, policy = self._players
         for player in (policy, planner):  # a plan would be in the way of the policy's action
-            if self._phase == 0:
+            if self._phase == -1:
+                player.watch()
+            elif self._phase == 0:
                 player.choose()
             elif self._phase == 1:
                 player.send()
             elif self._phase == PHASES - 1:
                 player.recv()
-        self._phase = (self._phase + 1) % PHASES
+        self._phase = self._phase + 1 if self._phase < 0 else (self._phase + 1) % PHASES
         failure = planner.failure or policy.failure
         if failure:
             self._attempt += 1
@@ -137,10 +140,15 @@ class _Player:
         self.envs, self.act = envs, act
         self.shape = (len(of.program.setups), of.episodes)
         self.repeat = of.program.config.action_repeat
-        self.obs = envs.reset(seeds)
+        envs.begin_reset(seeds)
+        self.obs = np.zeros(0)
         self.returns, self.lengths = np.zeros(self.shape), np.zeros(self.shape)
         self.running = np.ones(self.shape, bool)
         self.count, self.failure, self.action = 0, "", jnp.zeros(())
+
+    def watch(self) -> None:
+        """Take the first observations."""
+        self.obs = self.envs.end_reset()
 
     def choose(self) -> None:
         """Let the device compute the next actions."""

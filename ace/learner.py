@@ -222,7 +222,7 @@ def rollout(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array, Params]
         z, stats = model.project_train(params, b)
         return (z, b), (z, b, stats)
 
-    _, (z, b, stats) = nets.scan(step, (z0, None), batch.action)
+    _, (z, b, stats) = nets.scan(step, (z0, model.no_belief(params, z0)), batch.action)
     b0 = jnp.zeros_like(b[:1])
     return jnp.concatenate([z0[None], z]), jnp.concatenate([b0, b]), stats
 

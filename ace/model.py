@@ -103,6 +103,14 @@ def believe(params: Params, z: jax.Array, action: jax.Array, b: jax.Array | None
     return nets.ln_gru(p, _join(p["wi"].shape[-2], z, action), b)
 
 
+def no_belief(params: Params, z: jax.Array) -> jax.Array | None:
+    """The belief before anything has happened: zeros. On a GPU none at all, which saves a product;
+    elsewhere the product costs less than compiling the first step by itself."""
+    if nets.on_gpu():
+        return None
+    return jnp.zeros((*z.shape[:-1], params["cell"]["wh"].shape[-2]), z.dtype)
+
+
 def project(params: Params, stats: Params, b: jax.Array) -> jax.Array:
     """z' = g(b') with running statistics, for acting."""
     p = params["projector"]
@@ -176,7 +184,7 @@ def imagine(
         z = project(params, stats, b)
         return (z, b), (z, b)
 
-    return nets.scan(step, _repeat((z, b), actions.shape[1]), actions)[1]
+    return nets.scan(step, _repeat(params, z, b, actions.shape[1]), actions)[1]
 
 
 def imagine_policy(
@@ -195,12 +203,13 @@ def imagine_policy(
         b = believe(params, z, action, b)
         return (project(params, stats, b), b), action
 
-    return nets.scan(step, _repeat((z, b), eps.shape[1]), eps)[1]
+    return nets.scan(step, _repeat(params, z, b, eps.shape[1]), eps)[1]
 
 
-def _repeat(carry: tuple, count: int) -> tuple:
-    """A latent and a belief, if there is one, for so many candidates."""
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, x.shape[-1])), carry)
+def _repeat(params: Params, z: jax.Array, b: jax.Array | None, count: int) -> tuple:
+    """A latent and a belief for so many candidates."""
+    start = z, no_belief(params, z) if b is None else b
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, x.shape[-1])), start)
 
 
 def action_normal(key: jax.Array, shape: tuple[int, ...], mask: jax.Array) -> jax.Array:

@@ -243,14 +243,11 @@ def is_matrix(path: tuple) -> bool:
 
 
 def scan(step: Callable, carry: Any, xs: Any) -> tuple[Any, Any]:
-    """`jax.lax.scan` whose first step is made by itself, so that its carry may hold None."""
-    length = jax.tree.leaves(xs)[0].shape[0]
-    carry, first = step(carry, jax.tree.map(lambda x: x[0], xs))
-    if on_gpu():
-        outs = [first]
-        for t in range(1, length):
-            carry, out = step(carry, jax.tree.map(lambda x, t=t: x[t], xs))
-            outs.append(out)
-        return carry, jax.tree.map(lambda *parts: jnp.stack(parts), *outs)
-    carry, rest = jax.lax.scan(step, carry, jax.tree.map(lambda x: x[1:], xs))
-    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, rest)
+    """`jax.lax.scan`; on a GPU unrolled into one graph, and the first carry may hold None."""
+    if not on_gpu():
+        return jax.lax.scan(step, carry, xs)
+    outs = []
+    for t in range(jax.tree.leaves(xs)[0].shape[0]):
+        carry, out = step(carry, jax.tree.map(lambda x, t=t: x[t], xs))
+        outs.append(out)
+    return carry, jax.tree.map(lambda *parts: jnp.stack(parts), *outs)

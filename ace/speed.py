@@ -203,11 +203,13 @@ def measure_run(run: Run, program: Program, steps: int) -> dict[str, Any]:
             go(config.seed_steps + WARM_UP)  # with the burst of updates at its end
             alone = go(steps)
             loop.evaluator = Evaluator(program, config.eval_episodes, loop.workers)
+            jax.block_until_ready(program.copy(loop.state.learner))  # compiles
             begun = time.perf_counter()
             loop.begin_evaluation()
             start = time.perf_counter() - begun
-            go(2 * PHASES)  # compiles
-            beside = go(-(-steps // PHASES) * PHASES)
+            rounds = -(-steps // PHASES)
+            go(min(rounds, 6) * PHASES)  # compiles, and settles
+            beside = go(rounds * PHASES)
             loop.evaluator.close()
     finally:
         collector.close()

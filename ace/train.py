@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -112,7 +112,8 @@ class Loop:
         self.evaluator: Evaluator | None = None
         self.evaluated_step: int | None = None  # agent step of the evaluation in progress
         self.compiling: list[threading.Thread] = []
-        self.queue = ThreadPoolExecutor(1)
+        self.queue, self.writer = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self.writing: Future[None] = self.writer.submit(lambda: None)  # the agents' file
         self.arrived: tuple[jax.Array, np.ndarray] | None = None  # actions, and what they led to
         self.save_seconds = 60 * run.save_minutes
         self.signum = 0
@@ -191,6 +192,7 @@ class Loop:
                 self.keeper.wait()
         finally:
             self.queue.shutdown()
+            self.writer.shutdown()
             if self.evaluator:
                 self.evaluator.close()
         return self.state
@@ -198,6 +200,7 @@ class Loop:
     def save(self) -> None:
         """Write a checkpoint, in the background."""
         self.advance_evaluation(to_the_end=True)  # a checkpoint holds no evaluation
+        self.writing.result()
         self.settle()
         at = resume.Progress(
             self.agent_step, self.next_evaluation, self.owed.copy(), self.ended, self.metrics
@@ -321,7 +324,8 @@ class Loop:
         """Save the agents and start to evaluate them, beside the training that goes on."""
         self.advance_evaluation(to_the_end=True)
         learner = self.program.copy(self.state.learner)
-        save_agents(self.folder, learner, self.agent_step)
+        self.writing.result()
+        self.writing = self.writer.submit(save_agents, self.folder, learner, self.agent_step)
         try:
             if self.evaluator is None:
                 self.evaluator = Evaluator(self.program, self.config.eval_episodes, self.workers)

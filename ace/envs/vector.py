@@ -6,6 +6,7 @@ so they are started by hand."""
 import mmap
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ CLOSE_SECONDS = 5.0
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 NEXT_CALL = {
     "new": "call reset() first",
+    "beginning": "call end_reset() first",
     "idle": "call send() first",
     "waiting": "call recv() first",
     "closed": "it is closed; make a new VectorEnv",
@@ -99,6 +101,11 @@ class VectorEnv:
 
     def reset(self, seeds: Sequence[int] | None = None) -> np.ndarray:
         """Start new episodes everywhere, re-seeded where seeds are given, and give obs [N, O]."""
+        self.begin_reset(seeds)
+        return self.end_reset()
+
+    def begin_reset(self, seeds: Sequence[int] | None = None) -> None:
+        """The first half of `reset`, which returns at once."""
         if seeds is not None and len(seeds) != self._count:
             raise ValueError(f"{len(seeds)} seeds for {self._count} environments")
         if seeds is not None:
@@ -107,20 +114,30 @@ class VectorEnv:
                 self._requests[row] = replace(self._requests[row], seed=seed)
             self._episodes[:] = -1
         self._episodes += 1
-        return self._begin("reset", seeds, self._nothing())
+        self._begin("reset", seeds)
+
+    def end_reset(self) -> np.ndarray:
+        """The second half of `reset`."""
+        return self._begun(self._nothing())
 
     def restore(self, episodes: Iterable[int], actions: Sequence[np.ndarray]) -> np.ndarray:
         """Go back into the given episodes by playing their actions again, and give obs [N, O]."""
         self._episodes[:] = list(episodes)
-        return self._begin("restore", (self._episodes.tolist(), list(actions)), list(actions))
+        self._begin("restore", (self._episodes.tolist(), list(actions)))
+        return self._begun(list(actions))
 
-    def _begin(self, command: str, argument: object, actions: Sequence[np.ndarray]) -> np.ndarray:
-        """Begin episodes; a worker that is lost is replaced and does the same."""
+    def _begin(self, command: str, argument: object) -> None:
         self._expect("new", "idle")
+        self._state = "beginning"
         message = pickle.dumps((command, argument))
         with self._closed_on_error():
             for group in self._groups:
                 group.send(message)
+
+    def _begun(self, actions: Sequence[np.ndarray]) -> np.ndarray:
+        """Wait until episodes have begun; a worker that is lost is replaced and does the same."""
+        self._expect("beginning")
+        with self._closed_on_error():
             for index, reply in enumerate(self._replies(self._patience(actions))):
                 if isinstance(reply, WorkerLost):
                     reply = self._replace(index, self._episodes, actions)
@@ -293,6 +310,9 @@ class _Remote:
         self._connection, theirs = Pipe()
         with theirs:
             self._process = _start_worker(theirs.fileno(), memory_fd)
+        # Made once: `Connection.poll` makes a selector for every question.
+        self._arrived = select.poll()
+        self._arrived.register(self._connection, select.POLLIN)
         if nice:
             os.setpriority(os.PRIO_PROCESS, self._process.pid, nice)
         self.send(pickle.dumps((self.requests, first_row, sizes)))
@@ -305,7 +325,7 @@ class _Remote:
     def recv(self, timeout: float | None) -> Reply:
         """Wait for the worker's reply: the error or the faults, if any."""
         try:
-            if timeout is not None and not self._connection.poll(max(timeout, 0.0)):
+            if timeout is not None and not self._arrived.poll(max(1e3 * timeout, 0.0)):
                 return WorkerLost(f"the worker of {self._held()} does not answer")
             reply = self._connection.recv_bytes()
         except (EOFError, OSError):

@@ -149,6 +149,9 @@ def test_an_update_on_the_fast_path_has_the_gradients_of_the_plain_one(monkeypat
     lane = Lane(jnp.uint32(0), config, jnp.ones(2, bool), jnp.zeros((4, 3, 3)))
 
     def gradients(interpret: bool):
+        return jax.jit(lambda: traced(interpret))()
+
+    def traced(interpret: bool):
         monkeypatch.setattr(common, "INTERPRET", interpret)
         monkeypatch.setattr(nets, "on_gpu", lambda: interpret)
         grad = jax.grad(learner.model_loss, has_aux=True)
@@ -157,8 +160,8 @@ def test_an_update_on_the_fast_path_has_the_gradients_of_the_plain_one(monkeypat
         online = model.encode(learner.cast(config, params), batch.obs)
         of_policy = jax.grad(learner.policy_loss_of, has_aux=True)
         policy, _ = of_policy(policy_params, lane, model_params, aux["z"], online, batch, eps)
-        assert not jnp.abs(aux["z"][..., 8:]).any()  # on a GPU, zeros up to a round size
-        return grads, policy, aux | {"z": aux["z"][..., :8]}
+        rest = jnp.abs(aux["z"][..., 8:]).sum()  # on a GPU, zeros up to a round size
+        return grads, policy, aux | {"z": aux["z"][..., :8], "rest": rest}
 
     plain, calls = gradients(False), []
     launch = common.launch

@@ -44,9 +44,8 @@ def test_work_of_the_method_by_hand() -> None:
     cell = (z + a) * 3 * b + b * 3 * b
     projector, reward = b * m + m * z, b * m + m * m + m
     value, policy = 2 * ((z + a) * m + m * m + m), z * m + m * m + m * a
-    no_belief = 3 * b * b  # at the first step
-    rollouts = candidates * (h * (cell + projector + reward) - no_belief + value + policy)
-    proposals = 128 * (h * (policy + cell + projector) - no_belief)
+    rollouts = candidates * (h * (cell + projector + reward) + value + policy)
+    proposals = 128 * h * (policy + cell + projector)
     encoder, noise = 24 * 256 + 256 * z, a * (sum(sizes) + 8) * h * h
     assert plan == 2 * (rollouts + proposals + encoder + noise)
 
