@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,9 @@ def kills(folder: Path, count: int, seed: int, env_steps: int) -> dict[str, int]
     shot = folder / "shot"
 
     def half_written() -> set[Path]:
-        return set((shot / "checkpoints").rglob("*.new"))
+        while True:
+            with suppress(FileNotFoundError):  # a checkpoint may be deleted while it is looked at
+                return set((shot / "checkpoints").rglob("*.new"))
 
     for number in range(count):
         old = half_written()
