@@ -50,12 +50,6 @@ class Evaluator:
             timeout = program.config.env_timeout
             self.envs.append(VectorEnv(requests, workers, *sizes, timeout, nice=NICE))
 
-    def prepare(self, learner: LearnerState) -> None:
-        """Compile what an evaluation needs."""
-        shape = (len(self.program.setups), self.episodes, self.program.obs_size)
-        for act in self._actors(learner, 0):
-            act(np.zeros(shape, np.float32), 0)
-
     def _actors(self, learner: LearnerState, agent_step: int) -> list[Act]:
         """The planner and the policy."""
         program, memory = self.program, self.program.init_memory(self.episodes)

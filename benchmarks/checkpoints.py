@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ace import cli, replay
+from ace import cli, replay, request
 from ace.lanes import Program, RunState
 from ace.resume import Keeper, Progress
 from ace.train import replay_capacity
@@ -100,7 +100,7 @@ def main() -> None:
     cli.prepare_jax()
     seeds = [str(s) for s in range(args.seeds)]
     argv = [args.task, "--seeds", *seeds, "--run", "unused", "--env-steps", str(max(args.marks))]
-    run = cli.plan_run([*argv, *flags])
+    run = request.plan_run([*argv, *flags])
     capacity = replay_capacity(run.setups)
     program = Program(run.agent, run.setups)
     with tempfile.TemporaryDirectory() as folder:

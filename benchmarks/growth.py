@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from ace import cli, learner, replay
+from ace import cli, learner, replay, request
 from ace.lanes import Program
 from ace.speed import Bench, timed
 
@@ -31,7 +31,7 @@ def program_of(args: argparse.Namespace, flags: list[str], *settings: str) -> Pr
     """A program with some settings changed."""
     seeds = [str(s) for s in range(args.lanes)]
     argv = [args.task, "--seeds", *seeds, "--preset", args.preset, "--run", "unused"]
-    run = cli.plan_run([*argv, *settings, *flags])
+    run = request.plan_run([*argv, *settings, *flags])
     return Program(run.agent, run.setups)
 
 

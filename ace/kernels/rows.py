@@ -126,7 +126,7 @@ def fused_backward(act: str, norm: bool, x, b, scale, bias, dy):
     _, width = x.shape
     count = 3 if norm else 1
 
-    def take(dy, weights, at):
+    def take(dy, at):
         d = dy[at, :].astype(F32)
         return lambda y: (d, [])
 
@@ -150,7 +150,7 @@ def _backward_pass(name, sizes, act, norm, count, args, given, take):
 
         def some(i: jax.Array, totals: tuple) -> tuple:
             at = pl.ds(i * hand, hand)
-            d, terms = backward(act, norm, x[at, :], *weights, take(*inputs, weights, at))
+            d, terms = backward(act, norm, x[at, :], *weights, take(*inputs, at))
             dx[at, :] = d.astype(dx.dtype)
             return tuple(t + term.sum(0) for t, term in zip(totals, terms, strict=True))
 
@@ -232,7 +232,7 @@ def fused_head_gradient(act: str, norm: bool, x, b, scale, bias, w, d):
     pl = pallas()
     width = x.shape[1]
 
-    def take(w, d, weights, at):
+    def take(w, d, at):
         by_row = d[at][:, None]
         return lambda y: (by_row * w[...].astype(F32)[None, :], [by_row * y])
 

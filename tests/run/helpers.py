@@ -5,13 +5,13 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from ace import cli
+from ace import request
 from ace.train import train
 
 
 def small_run(folder: Path, *argv: str, preset: str = "debug"):
     """The final state of `ace train ARGV --preset debug` and its run."""
-    run = cli.plan_run([*argv, "--preset", preset, "--quiet", "--run", str(folder)])
+    run = request.plan_run([*argv, "--preset", preset, "--quiet", "--run", str(folder)])
     return train(run), run
 
 

@@ -13,7 +13,7 @@ import pytest
 from jax import export
 from safetensors.numpy import load_file, save_file
 
-from ace import cli
+from ace import cli, request
 from ace.lanes import Program
 from ace.train import load_agents
 from tests.run.helpers import small_run
@@ -57,7 +57,7 @@ def trained(tmp_path_factory) -> Path:
 def test_exported_agents_act_the_same_in_a_process_without_the_code(trained, tmp_path, lane):
     out = tmp_path / "out"
     cli.main(["export", str(trained), str(out), "--lane", str(lane)])
-    _, agent, setups, _ = cli.read_run(trained)
+    _, agent, setups, _ = request.read_run(trained)
     sizes = setups[lane].sizes
     obs = np.random.default_rng(0).standard_normal((5, sizes[0])).astype(np.float32)
     save_file({"obs": obs}, tmp_path / "inputs")

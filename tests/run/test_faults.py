@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from ace import cli
+from ace import request
 from ace.checkpoint import Checkpoints
 from ace.envs import EnvError
 from ace.evaluate import Evaluator
@@ -26,7 +26,7 @@ class Killed(Exception):
 
 def plan(folder: Path, *argv: str):
     """A small run."""
-    return cli.plan_run([*argv, "--preset", "debug", "--quiet", "--run", str(folder)])
+    return request.plan_run([*argv, "--preset", "debug", "--quiet", "--run", str(folder)])
 
 
 def before_step(monkeypatch, what) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from ace import cli, resume
+from ace import cli, request, resume
 from ace.collect import Collector
 from ace.lanes import Program
 from ace.record import read_csv
@@ -27,7 +27,7 @@ def folder(tmp_path) -> Path:
 
 
 def test_every_number_comes_back(folder):
-    _, agent, setups, _ = cli.read_run(folder)
+    _, agent, setups, _ = request.read_run(folder)
     assert [(s.task, s.seed, s.config.net.mlp) for s in setups] == [
         ("probe/long", 3, 4),
         ("probe/point", 3, 4),

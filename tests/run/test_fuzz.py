@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ace import cli, resume
+from ace import request, resume
 from ace.checkpoint import CheckpointError
 from ace.collect import Collector
 from ace.config import ConfigError
@@ -39,7 +39,7 @@ def saved(tmp_path_factory) -> tuple[Path, resume.Keeper, Collector]:
     """A run with two checkpoints, and what reads them."""
     folder = tmp_path_factory.mktemp("fuzz") / "run"
     argv = ["probe/long", "probe/point", "--preset", "debug", "--quiet", "--run", str(folder)]
-    run, step = cli.plan_run(argv), Loop.step
+    run, step = request.plan_run(argv), Loop.step
 
     class Enough(Exception):
         pass

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ace import cli, resume
+from ace import cli, request, resume
 from ace.checkpoint import CheckpointError, Checkpoints
 from ace.config import ConfigError
 from ace.train import Loop, Stopped, train
@@ -28,7 +28,7 @@ class Killed(Exception):
 def plan(folder: Path, *argv: str):
     """A small run."""
     tasks = argv or TASKS
-    return cli.plan_run([*tasks, "--preset", "debug", "--quiet", "--run", str(folder)])
+    return request.plan_run([*tasks, "--preset", "debug", "--quiet", "--run", str(folder)])
 
 
 def interrupt(monkeypatch, saves: set[int], kill: int) -> None:
