@@ -7,7 +7,7 @@ import numpy as np
 
 from ace import keys
 from ace.envs import EnvRequest, Fault, VectorEnv
-from ace.lanes import LaneSetup, Program, pack
+from ace.lanes import LaneSetup, Program
 
 
 class Episode(NamedTuple):
@@ -21,7 +21,7 @@ class Episode(NamedTuple):
 class Collected(NamedTuple):
     """What one step of all lanes gives."""
 
-    packed: np.ndarray  # [L, 2 O + 3] transitions
+    step: dict[str, np.ndarray]  # transitions, without their actions
     obs: np.ndarray  # [L, O] to act on next
     ended: np.ndarray  # [L] lanes whose episode ended
     episodes: list[Episode]
@@ -87,8 +87,13 @@ class Collector:
         self.returns[failed], self.lengths[failed] = 0.0, 0
         for count in (self.episodes, self.faults, self.in_a_row):
             count[failed] += 1
-        packed = pack(step.obs, step.final_obs, step.reward, step.terminated, done)
-        return Collected(packed, step.obs, done, ended, step.faults)
+        transition = {
+            "reward": step.reward,
+            "terminated": step.terminated,
+            "done": done,
+            "final_obs": step.final_obs,
+        }
+        return Collected(transition, step.obs, done, ended, step.faults)
 
     def close(self) -> None:
         """Stop the simulators."""

@@ -81,7 +81,8 @@ class Display:
         now = time.monotonic()
         if now >= self._next_refresh or env_step >= self.total:
             # Read now or never: a device array may be donated by the caller's next step.
-            self._counters.update((name, np.sum(np.asarray(counters[name]))) for name in counters)
+            for name, count in counters.items():
+                self._counters[name] = np.sum(np.asarray(count() if callable(count) else count))
             self._refresh(now)
 
     def message(self, text: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from ace import keys
 from ace.envs import EnvError, EnvRequest, VectorEnv, make
 from ace.lanes import Program
-from ace.types import LearnerState
+from ace.packing import Packed
 
 PHASES = 8  # of a round: choose, send, leave time to the simulators, receive
 RESET = 64  # calls before the first round, while the simulators begin their episodes
@@ -50,7 +50,7 @@ class Evaluator:
             timeout = program.config.env_timeout
             self.envs.append(VectorEnv(requests, workers, *sizes, timeout, nice=NICE))
 
-    def _actors(self, learner: LearnerState, agent_step: int) -> list[Act]:
+    def _actors(self, learner: Packed, agent_step: int) -> list[Act]:
         """The planner and the policy."""
         program, memory = self.program, self.program.init_memory(self.episodes)
         step = np.int32(agent_step)
@@ -67,7 +67,7 @@ class Evaluator:
 
         return [plan, policy]
 
-    def begin(self, learner: LearnerState, agent_step: int) -> None:
+    def begin(self, learner: Packed, agent_step: int) -> None:
         """Start to evaluate a learner, whose arrays must stay until the end."""
         self._given, self._attempt = (learner, agent_step), 0
         self._start()
@@ -116,7 +116,7 @@ class Evaluator:
             pass
         return results
 
-    def run(self, learner: LearnerState, agent_step: int) -> list[Evaluation]:
+    def run(self, learner: Packed, agent_step: int) -> list[Evaluation]:
         """Evaluate every lane."""
         self.begin(learner, agent_step)
         return self.finish()
@@ -168,7 +168,7 @@ class _Player:
         self.obs, self.count = step.obs, self.count + 1
 
 
-def film(program: Program, learner: LearnerState, agent_step: int) -> list[np.ndarray]:
+def film(program: Program, learner: Packed, agent_step: int) -> list[np.ndarray]:
     """Pictures of one planned episode of a program with a single lane."""
     setup = program.setups[0]
     seed = keys.host_seed(setup.seed, "eval_env", 0)

@@ -17,6 +17,7 @@ from jax import export as jax_export
 from ace import checkpoint
 from ace.config import ConfigError
 from ace.lanes import MATMUL, Program
+from ace.packing import Packed
 from ace.train import agent_part
 from ace.types import Lane, LearnerState, PlanMemory
 
@@ -25,14 +26,13 @@ PLATFORMS = ("cpu", "cuda")
 Arrays = dict[str, Any]
 
 
-def export_agent(
-    program: Program, index: int, learner: LearnerState, agent_step: int, out: Path
-) -> None:
+def export_agent(program: Program, index: int, learner: Packed, agent_step: int, out: Path) -> None:
     """Write the policy and the planner of lane `index` to a new folder `out`."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists; export to a new folder")
     setup = program.setups[index]
-    lane, mine = jax.tree.map(lambda x: x[index], (program.lane, learner))
+    lane = program.one_lane(setup)
+    mine = jax.tree.map(lambda x: x[index], program.learner_tree(learner))
     agent = Agent(program, lane, mine, setup.sizes, agent_step)
     about = {
         "format": FORMAT,

@@ -3,6 +3,7 @@ leading lane axis is added with `jax.vmap` and the few functions that a run call
 
 import contextlib
 import functools
+import math
 import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -16,7 +17,8 @@ from ace import keys, replay
 from ace.agents import AGENTS
 from ace.config import Config, ConfigError, flatten
 from ace.noise import noise_maps
-from ace.types import Lane, LearnerState, Metrics, PlanMemory, Transition
+from ace.packing import Packed, Packing
+from ace.types import Lane, LearnerState, PlanMemory, Transition
 
 # Products by the vendor's library: a search for others takes most of the compilation. No merging of
 # products that share a matrix: their inputs would be copied together first.
@@ -36,15 +38,29 @@ class LaneSetup(NamedTuple):
 class RunState(NamedTuple):
     """All that a run changes on the device, every leaf with a leading lane axis."""
 
-    learner: LearnerState
-    memory: PlanMemory
+    learner: Any  # a LearnerState, packed as long as the run goes on
+    memory: Any  # a PlanMemory, packed too
     replay: replay.Replay
+
+
+class Given(NamedTuple):
+    """What the host tells the device in a step of one lane: one array, so one transfer."""
+
+    obs: Any  # [O] to act on
+    first: Any  # whether an episode begins with it
+    agent_step: Any
+    active: Any  # whether the lane learns
+    action: Any  # [A] the last one, with what it led to before `obs`
+    reward: Any
+    terminated: Any
+    done: Any
+    final_obs: Any  # [O]
 
 
 def stack(trees: Sequence[Any]) -> Any:
     """One tree with a leading lane axis from many equal ones."""
     # Through NumPy: a weakly typed leaf would make every function compile a second time.
-    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *trees)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
 def check_compatible(setups: Sequence[LaneSetup]) -> None:
@@ -65,12 +81,6 @@ def check_compatible(setups: Sequence[LaneSetup]) -> None:
 def _per_lane(config: Config, name: str) -> bool:
     paths = jax.tree_util.tree_flatten_with_path(config)[0]
     return name in {".".join(str(k.name) for k in path) for path, _ in paths}
-
-
-def pack(obs: np.ndarray, final_obs: np.ndarray, reward, terminated, done) -> np.ndarray:
-    """What the simulators returned as one array [L, 2 O + 3]: one transfer instead of five."""
-    scalars = np.stack([reward, terminated, done], 1)
-    return np.concatenate([obs, final_obs, scalars], 1, dtype=np.float32)
 
 
 @functools.cache
@@ -104,19 +114,23 @@ class Program:
         self.config = setups[0].config  # for what all lanes share
         largest = (max(s.sizes[0] for s in setups), max(s.sizes[1] for s in setups))
         self.obs_size, self.action_size = padded or largest
-        self.lane = stack([self._lane(s) for s in setups])
+        self.lanes = Packing(self.one_lane(setups[0]))
+        self.memories = Packing(self._new_memory())
+        self.given = Packing(self._nothing(), small=math.inf)
+        self.lane = jax.device_put(self.lanes.pack(stack([self.one_lane(s) for s in setups])))
         self.traces: dict[str, int] = {}
         over = self._compile
-        self.act = over(self._act, (0, 0, 0, 0, 0, None), donate=(2,))
+        self.act = over(self._act, (0, 0, 0, 0), donate=(2,))
         self.act_eval = over(self._act_eval, (0, 0, 0, 0, None, None), donate=(2,))
         self.act_policy = over(self._act_policy, (0, 0, 0))
         self.act_seed = over(self._act_seed, (0, None))
-        self.add = over(self._add, (0, 0, 0, 0), donate=(1,))
+        self.add = over(self._add, (0, 0), donate=(0,))
         self.drop = over(replay.drop, (0, 0), donate=(0,))
         self.copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-        self.update = over(self._update, (0, 0, 0, None, 0), donate=(1, 2))
+        self.update = over(self._update, (0, 0, 0, 0), donate=(1, 2))
 
-    def _lane(self, setup: LaneSetup) -> Lane:
+    def one_lane(self, setup: LaneSetup) -> Lane:
+        """A lane by itself."""
         plan = setup.config.plan
         return Lane(
             seed=jnp.uint32(setup.seed),
@@ -136,23 +150,61 @@ class Program:
         traced.__name__ = name  # what profiles and compile logs show
         return jax.jit(traced, donate_argnums=donate, compiler_options=compiler_options())
 
-    def init_learner(self) -> LearnerState:
+    @functools.cached_property
+    def _first_learner(self) -> LearnerState:
+        return self._init_one(self.setups[0])
+
+    @functools.cached_property
+    def learners(self) -> Packing:
+        """How a learner is packed."""
+        return Packing(self._first_learner)
+
+    def init_learner(self) -> Packed:
         """Freshly initialised learners, drawn lane by lane."""
-        return stack([self._init_one(s) for s in self.setups])
+        rest = [self._init_one(s) for s in self.setups[1:]]
+        return jax.device_put(self.learners.pack(stack([self._first_learner, *rest])))
 
     def _init_one(self, setup: LaneSetup) -> LearnerState:
         padded = (self.obs_size, self.action_size)
         return self.agent.init(setup.config, setup.seed, setup.sizes, padded)
 
-    def init_memory(self, copies: int | None = None) -> PlanMemory:
+    def init_memory(self, copies: int | None = None) -> Packed:
         """Planner memory per lane, or per lane and copy."""
         shape = (len(self.setups),) if copies is None else (len(self.setups), copies)
-        memory = self.agent.init_memory(self.config, self.action_size)
-        return jax.tree.map(lambda x: jnp.array(jnp.broadcast_to(x, (*shape, *x.shape))), memory)
+        memory = jax.tree.map(lambda x: np.broadcast_to(x, (*shape, *x.shape)), self._new_memory())
+        return jax.device_put(self.memories.pack(memory))
+
+    def _new_memory(self) -> PlanMemory:
+        return jax.device_get(self.agent.init_memory(self.config, self.action_size))
+
+    def _nothing(self, *lead: int) -> Given:
+        obs, action = (
+            np.zeros((*lead, self.obs_size), "f"),
+            np.zeros((*lead, self.action_size), "f"),
+        )
+        number, flag = np.zeros(lead, "f"), np.zeros(lead, bool)
+        return Given(obs, flag, np.zeros(lead, np.int32), flag, action, number, flag, flag, obs)
+
+    def give(self, agent_step: int, **what: np.ndarray) -> Packed:
+        """Put on the device what a step needs; what is not said is zero."""
+        lanes = len(self.setups)
+        step = np.full(lanes, agent_step, np.int32)
+        return jax.device_put(
+            self.given.pack(self._nothing(lanes)._replace(agent_step=step, **what))
+        )
 
     def init_state(self, obs: np.ndarray, capacity: int) -> RunState:
         """The state of a run whose first observations are `obs`."""
         return RunState(self.init_learner(), self.init_memory(), self.init_replay(obs, capacity))
+
+    def learner_tree(self, learner: Packed) -> LearnerState:
+        """A learner as it was before it was packed; large arrays stay where they are."""
+        return self.learners.unpack(learner._replace(small=np.asarray(learner.small)))
+
+    def unpack(self, state: RunState) -> RunState:
+        """A run's state with learner and memory as trees."""
+        memory = self.memories.unpack(jax.device_get(state.memory))
+        return state._replace(learner=self.learner_tree(state.learner), memory=memory)
 
     def init_replay(self, obs: np.ndarray, capacity: int) -> replay.Replay:
         """An empty replay per lane that holds the first observation."""
@@ -172,17 +224,16 @@ class Program:
                 lambda x: jax.ShapeDtypeStruct((*axes, *np.shape(x)), np.asarray(x).dtype), tree
             )
 
-        lane, learner = like(self.lane), like(self._init_one(self.setups[0]), lanes)
-        memory = jax.eval_shape(self.init_memory)
+        lane, memory = like(self.lane), like(self.init_memory())
+        learner = jax.eval_shape(self.learners.pack, like(self._first_learner, lanes))
         start = np.zeros((lanes, self.obs_size), np.float32)
         store = jax.eval_shape(lambda: self.init_replay(start, capacity))
         number = jax.ShapeDtypeStruct((), jnp.int32)
-        flags = jax.ShapeDtypeStruct((lanes,), jnp.bool_)
-        first = jax.ShapeDtypeStruct((lanes, self.obs_size), jnp.float32)
+        given = like(self.given.pack(self._nothing(lanes)))
         obs = jax.ShapeDtypeStruct((lanes, episodes, self.obs_size), jnp.float32)
-        copies = jax.eval_shape(lambda: self.init_memory(episodes))
-        update = (self.update, (lane, learner, store, number, flags))
-        act = (self.act, (lane, learner, memory, first, flags, number))
+        copies = like(self.init_memory(episodes))
+        update = (self.update, (lane, learner, store, given))
+        act = (self.act, (lane, learner, memory, given))
         act_eval = (self.act_eval, (lane, learner, copies, obs, number, number))
         # The evaluation's last: it is needed last. No daemons: ending inside XLA would abort.
         threads = [
@@ -193,40 +244,51 @@ class Program:
         return threads
 
     def _act(
-        self, lane: Lane, learner: LearnerState, memory: PlanMemory, obs, first, agent_step
-    ) -> tuple[jax.Array, PlanMemory]:
+        self, lane: Packed, learner: Packed, memory: Packed, given: Packed
+    ) -> tuple[jax.Array, Packed]:
         """Plan from an observation; the memory is forgotten where it is the first."""
-        key = keys.key(lane.seed, "plan", agent_step)
-        return self.agent.act(lane, learner, memory, obs, first, agent_step, key, train=True)
+        x: Given = self.given.unpack(given)
+        one: Lane = self.lanes.unpack(lane)
+        key = keys.key(one.seed, "plan", x.agent_step)
+        return self._plan(one, learner, memory, x.obs, x.first, x.agent_step, key, train=True)
 
-    def _act_eval(self, lane, learner, memory, obs, eval_step, agent_step):
+    def _plan(self, lane: Lane, learner: Packed, memory: Packed, *given: Any, train: bool):
+        learned, kept = self.learners.unpack(learner), self.memories.unpack(memory)
+        action, kept = self.agent.act(lane, learned, kept, *given, train=train)
+        return action, self.memories.pack(kept)
+
+    def _act_eval(self, lane: Packed, learner: Packed, memory: Packed, obs, eval_step, agent_step):
         """Plan for a lane's evaluation episodes [E, O]; `eval_step` counts inside the episode."""
-        key = jax.random.fold_in(keys.key(lane.seed, "eval_plan", agent_step), eval_step)
-        episodes = jnp.arange(obs.shape[0])
+        one: Lane = self.lanes.unpack(lane)
+        key = jax.random.fold_in(keys.key(one.seed, "eval_plan", agent_step), eval_step)
 
-        def one(memory: PlanMemory, obs: jax.Array, episode: jax.Array):
+        def plan(memory: Packed, obs: jax.Array, episode: jax.Array):
             first, k = eval_step == 0, jax.random.fold_in(key, episode)
-            return self.agent.act(lane, learner, memory, obs, first, agent_step, k, train=False)
+            return self._plan(one, learner, memory, obs, first, agent_step, k, train=False)
 
-        return jax.vmap(one)(memory, obs, episodes)
+        return jax.vmap(plan)(memory, obs, jnp.arange(obs.shape[0]))
 
-    def _act_policy(self, lane: Lane, learner: LearnerState, obs: jax.Array) -> jax.Array:
-        return self.agent.act_policy(lane, learner, obs)
+    def _act_policy(self, lane: Packed, learner: Packed, obs: jax.Array) -> jax.Array:
+        return self.agent.act_policy(self.lanes.unpack(lane), self.learners.unpack(learner), obs)
 
-    def _act_seed(self, lane: Lane, agent_step: jax.Array) -> jax.Array:
+    def _act_seed(self, lane: Packed, agent_step: jax.Array) -> jax.Array:
         """A uniform random action."""
-        key = keys.key(lane.seed, "seed_action", agent_step)
-        shape = lane.action_mask.shape
-        return jax.random.uniform(key, shape, minval=-1.0, maxval=1.0) * lane.action_mask
+        one: Lane = self.lanes.unpack(lane)
+        key = keys.key(one.seed, "seed_action", agent_step)
+        shape = one.action_mask.shape
+        return jax.random.uniform(key, shape, minval=-1.0, maxval=1.0) * one.action_mask
 
-    def _add(self, lane: Lane, store: replay.Replay, action: jax.Array, packed: jax.Array):
-        obs, final_obs, (reward, terminated, done) = jnp.split(
-            packed, (self.obs_size, 2 * self.obs_size)
-        )
-        step = Transition(action, reward, terminated > 0, done > 0, final_obs, obs)
+    def _add(self, store: replay.Replay, given: Packed) -> replay.Replay:
+        x: Given = self.given.unpack(given)
+        step = Transition(x.action, x.reward, x.terminated, x.done, x.final_obs, x.obs)
         return replay.add(store, step, self.config.plan.horizon)
 
     def _update(
-        self, lane: Lane, learner: LearnerState, store, agent_step, active
-    ) -> tuple[LearnerState, replay.Replay, Metrics]:
-        return self.agent.update(lane, learner, store, agent_step, active)
+        self, lane: Packed, learner: Packed, store: replay.Replay, given: Packed
+    ) -> tuple[Packed, replay.Replay, jax.Array]:
+        """One update; the metrics come as one array, in the order of the agent's `METRICS`."""
+        x: Given = self.given.unpack(given)
+        one, learned = self.lanes.unpack(lane), self.learners.unpack(learner)
+        learned, store, metrics = self.agent.update(one, learned, store, x.agent_step, x.active)
+        row = jnp.stack([metrics[name] for name in self.agent.METRICS])
+        return self.learners.pack(learned), store, row

@@ -24,7 +24,6 @@ from ace.checkpoint import CheckpointError, Checkpoints, Saved, named_arrays
 from ace.collect import Collector
 from ace.config import ConfigError
 from ace.lanes import Program, RunState
-from ace.types import Metrics
 
 ROWS = ("obs", "action", "reward", "terminated", "final")
 COUNTS = ("lengths", "episodes", "void", "faults")  # of the collector
@@ -38,7 +37,7 @@ class Progress(NamedTuple):
     next_evaluation: int  # env step
     owed: np.ndarray  # [L] updates earned and not yet made
     ended: np.ndarray  # [L] lanes whose episode ended with the last step
-    metrics: Metrics  # of the last update; empty before the first
+    metrics: jax.Array | None  # [L, M] of the last update; none before the first
 
 
 class Keeper:
@@ -46,6 +45,7 @@ class Keeper:
 
     def __init__(self, program: Program, folder: Path, capacity: int):
         self.program, self.capacity = program, capacity
+        self._names = program.agent.METRICS
         self.files = Checkpoints(folder)
         self.saved = np.zeros(len(program.setups), int)  # rows of the replay on disk
         self.ends: dict[str, np.ndarray] = {}  # where each replay file ends
@@ -55,7 +55,7 @@ class Keeper:
     def save(self, state: RunState, at: Progress, collector: Collector) -> None:
         """Copy the state off the device, then write it in the background."""
         self.wait()
-        arrays = named_arrays(jax.device_get(self._tree(state, at.metrics)))
+        arrays = named_arrays(self._named(jax.device_get(self._arrays(state, at.metrics))))
         now = collector.rows(at.agent_step)
         start = np.maximum(self.saved, now - self.capacity)
         rows = self._fetch(state.replay, start, now) if (now > start).any() else {}
@@ -65,7 +65,7 @@ class Keeper:
             "next_evaluation": at.next_evaluation,
             "owed": at.owed.tolist(),
             "ended": at.ended.tolist(),
-            "learned": bool(at.metrics),
+            "learned": at.metrics is not None,
             "returns": collector.returns.tolist(),
             "lengths": collector.lengths.tolist(),
             "episodes": collector.episodes.tolist(),
@@ -103,10 +103,9 @@ class Keeper:
                 f"the checkpoint could not be written ({error}); the one before it is intact"
             ) from error
 
-    def _tree(self, state: RunState, metrics: Metrics) -> Any:
-        """What is saved whole; the rows of the replay are saved apart."""
+    def _arrays(self, state: RunState, metrics: jax.Array | None) -> dict[str, Any]:
+        """What is saved whole, as it lies on the device; rows of the replay are saved apart."""
         store, lanes = state.replay, len(self.program.setups)
-        empty = {name: jnp.zeros(lanes) for name in self.program.agent.METRICS}
         return {
             "learner": state.learner,
             "memory": state.memory,
@@ -115,7 +114,16 @@ class Keeper:
             "length": store.length,
             "stored": store.stored,
             "pending": store.obs[jnp.arange(lanes), store.cursor],
-            "metrics": empty | metrics,
+            "metrics": jnp.zeros((lanes, len(self._names))) if metrics is None else metrics,
+        }
+
+    def _named(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        """The same as a checkpoint names it."""
+        program, metrics = self.program, arrays["metrics"]
+        return arrays | {
+            "learner": program.learners.unpack(arrays["learner"]),
+            "memory": program.memories.unpack(arrays["memory"]),
+            "metrics": {name: metrics[:, i] for i, name in enumerate(self._names)},
         }
 
     def _fetch(self, store: replay.Replay, start: np.ndarray, stop: np.ndarray) -> dict[str, Any]:
@@ -152,7 +160,10 @@ class Keeper:
         store["obs"][np.arange(lanes), tree["cursor"]] = tree["pending"]
         counters = {name: np.array(tree[name]) for name in ("cursor", "length", "stored")}
         notes += self._rejoin(collector, store, counters, tree["pending"])
-        learned = host["learned"]
+        program, metrics = self.program, np.stack([tree["metrics"][n] for n in self._names], 1)
+        tree["learner"] = program.learners.pack(tree["learner"])
+        tree["memory"] = program.memories.pack(tree["memory"])
+        tree["metrics"] = metrics if host["learned"] else None
         tree, store, counters = jax.device_put((tree, store, counters))
         return (
             RunState(
@@ -165,7 +176,7 @@ class Keeper:
                 host["next_evaluation"],
                 np.array(host["owed"], int),
                 np.array(host["ended"], bool),
-                tree["metrics"] if learned else {},
+                tree["metrics"],
             ),
             notes,
         )
@@ -176,7 +187,7 @@ class Keeper:
         blank = np.zeros((len(self.program.setups), self.program.obs_size), np.float32)
         store = jax.eval_shape(lambda: self.program.init_replay(blank, self.capacity))
         state = RunState(self.program.init_learner(), self.program.init_memory(), store)
-        tree = jax.eval_shape(lambda s: self._tree(s, {}), state)
+        tree = jax.eval_shape(lambda s: self._named(self._arrays(s, None)), state)
         return tree, {name: getattr(store, name) for name in ROWS}
 
     def _check(self, saved: Saved) -> None:

@@ -24,7 +24,7 @@ from ace import kernels
 from ace.collect import Collector
 from ace.envs import get_spec
 from ace.evaluate import PHASES, Evaluator
-from ace.lanes import Program, RunState, pack
+from ace.lanes import Program, RunState
 from ace.train import Loop, Run, check_memory, count_workers, replay_capacity
 
 WARM_UP = 20
@@ -82,16 +82,16 @@ class Bench:
 
     def __init__(self, program: Program, capacity: int):
         self.program, self.lanes = program, len(program.setups)
-        self.count = jnp.int32(30_000)  # past the ramps
         rng = np.random.default_rng(0)
-        self.obs = jnp.asarray(self._obs(rng))
-        self.state = program.init_state(self._obs(rng), capacity)
-        store, no = self.state.replay, np.zeros(self.lanes, bool)
+        self.given = program.give(30_000, obs=self._obs(rng), active=np.ones(self.lanes, bool))
+        self.state = program.init_state(self._obs(rng), capacity)  # step 30,000: past the ramps
+        store = self.state.replay
         for step in range(64):
-            action = program.act_seed(program.lane, jnp.int32(step))
+            action = np.asarray(program.act_seed(program.lane, np.int32(step)))
             reward = rng.standard_normal(self.lanes).astype(np.float32)
-            packed = pack(self._obs(rng), self._obs(rng), reward, no, no)
-            store = program.add(program.lane, store, action, jnp.asarray(packed))
+            obs, final_obs = self._obs(rng), self._obs(rng)
+            given = program.give(step, obs=obs, final_obs=final_obs, action=action, reward=reward)
+            store = program.add(store, given)
         self.state = self.state._replace(replay=store)
         self.parts = {"plan": program.act, "update": program.update}
 
@@ -101,9 +101,7 @@ class Bench:
     def arguments(self, part: str) -> tuple:
         """What a part is called with."""
         lane, (learner, memory, store) = self.program.lane, self.state
-        if part == "plan":
-            return lane, learner, memory, self.obs, jnp.zeros(self.lanes, bool), self.count
-        return lane, learner, store, self.count, jnp.ones(self.lanes, bool)
+        return lane, learner, memory if part == "plan" else store, self.given
 
     def call(self, part: str) -> Any:
         """Make one call, which replaces the state that it uses up."""
@@ -190,7 +188,7 @@ def measure_run(run: Run, program: Program, steps: int) -> dict[str, Any]:
             ends = [time.perf_counter()]
             for _ in range(count):
                 loop.step(loop.agent_step)
-                loop.recorder.progress(loop.env_step, skipped_updates=loop.skipped())
+                loop.recorder.progress(loop.env_step, skipped_updates=loop.skipped)
                 loop.advance_evaluation()
                 ends.append(time.perf_counter())
             jax.block_until_ready(loop.state)

@@ -22,6 +22,7 @@ from ace.config import Config, ConfigError
 from ace.envs import EnvError, Fault, get_spec
 from ace.evaluate import Evaluator
 from ace.lanes import LaneSetup, Program, RunState
+from ace.packing import Packed
 from ace.record import LaneInfo, Recorder, versions, write_json
 
 AGENT_FILE = "agent.safetensors"
@@ -58,7 +59,8 @@ class Stopped(Exception):
 
 
 def train(run: Run) -> RunState:
-    """Train all lanes of a run to the end of their budget, from where it stands."""
+    """Train all lanes of a run to the end of their budget, from where it stands; the state that is
+    returned is not packed."""
     if not 0 <= run.save_minutes < math.inf:
         raise ConfigError(f"save_minutes is {run.save_minutes}; it must be at least 0")
     program = Program(run.agent, run.setups)
@@ -78,7 +80,7 @@ def train(run: Run) -> RunState:
                     f"{config.precision}; replay {stored / 2**20:.1f} MiB; "
                     f"{workers} simulator process(es)"
                 )
-                return loop.run()
+                return program.unpack(loop.run())
         finally:
             collector.close()
 
@@ -114,7 +116,7 @@ class Loop:
         self.compiling: list[threading.Thread] = []
         self.queue, self.writer = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self.writing: Future[None] = self.writer.submit(lambda: None)  # the agents' file
-        self.arrived: tuple[jax.Array, np.ndarray] | None = None  # actions, and what they led to
+        self.arrived: dict[str, np.ndarray] | None = None  # the transitions not yet stored
         self.save_seconds = 60 * run.save_minutes
         self.signum = 0
         self.steps = self.config.agent_steps
@@ -130,7 +132,7 @@ class Loop:
                 min(self.config.eval_every, self.last_env_step),
                 np.zeros(lanes, int),
                 np.zeros(lanes, bool),
-                {},
+                None,
             )
             notes = []
         else:
@@ -172,7 +174,7 @@ class Loop:
                     self.step(self.agent_step)
                     self.recorder.progress(
                         self.env_step,
-                        skipped_updates=self.skipped(),
+                        skipped_updates=self.skipped,
                         simulator_faults=self.collector.faults,
                         updates_ahead=0,
                     )
@@ -230,20 +232,21 @@ class Loop:
         """One agent step of every lane; the updates run while the simulators do."""
         program, config = self.program, self.config
         learner, memory, store = self.state
-        count = np.int32(agent_step)
+        due, first = self.due(agent_step), self.first | (agent_step == config.seed_steps)
+        given = self.give(agent_step, first=first, active=due > 0)
         if agent_step < config.seed_steps:
-            action = program.act_seed(program.lane, count)
+            action = program.act_seed(program.lane, np.int32(agent_step))
         else:
-            first = self.first | (agent_step == config.seed_steps)
-            action, memory = program.act(program.lane, learner, memory, self.obs, first, count)
+            action, memory = program.act(program.lane, learner, memory, given)
         # A thread of its own queues the rest of the device's work, before the action is there:
         # neither the device nor the simulators wait for the host.
-        updated = self.queue.submit(self.learn, learner, store, agent_step)
-        self.collector.send(np.asarray(action))
+        updated = self.queue.submit(self.learn, learner, store, given, due, agent_step)
+        chosen = np.asarray(action)
+        self.collector.send(chosen)
         got = self.collector.recv()
         learner, store = updated.result()
         self.state = RunState(learner, memory, store)
-        self.arrived = action, got.packed
+        self.arrived = got.step | {"action": chosen}
         void = np.isin(np.arange(len(program.setups)), [f.row for f in got.faults])
         self.obs, self.first, self.ended = got.obs, got.ended | void, got.ended
         if got.faults:
@@ -254,23 +257,29 @@ class Loop:
         self.owed = self.owed + config.learn.updates_per_step
         self.agent_step = agent_step + 1
         if got.episodes:
-            metrics = jax.device_get(self.metrics)
+            metrics = () if self.metrics is None else np.asarray(self.metrics).T
             for e in got.episodes:
-                mine = {k: float(v[e.lane]) for k, v in metrics.items()}
+                named = zip(program.agent.METRICS, metrics, strict=False)  # none before an update
+                mine = {name: float(x[e.lane]) for name, x in named}
                 mine["faults"] = int(self.collector.faults[e.lane])
                 self.recorder.episode(e.lane, self.env_step, e.ret, e.length, mine)
         if got.faults:
             self.report(got.faults)
 
+    def give(self, agent_step: int, **more: np.ndarray) -> Packed:
+        """Put the last transitions, and what else a step needs, on the device."""
+        return self.program.give(agent_step, obs=self.obs, **(self.arrived or {}), **more)
+
     def settle(self) -> None:
         """Store the transitions that arrived last, which otherwise wait for the next step."""
-        self.state = self.state._replace(replay=self.stored(self.state.replay))
+        self.state = self.state._replace(
+            replay=self.stored(self.state.replay, self.give(self.agent_step))
+        )
 
-    def stored(self, store: Any) -> Any:
+    def stored(self, store: Any, given: Packed) -> Any:
         """The replay with the transitions that arrived last."""
         if self.arrived:
-            store = self.program.add(self.program.lane, store, *self.arrived)
-            self.arrived = None
+            store, self.arrived = self.program.add(store, given), None
         return store
 
     def report(self, faults: Sequence[Fault]) -> None:
@@ -292,22 +301,24 @@ class Loop:
         saved = f"stopped and saved at env step {self.env_step}; `ace resume {self.folder}` goes on"
         raise EnvError(f"{reason}\n{saved}")
 
-    def learn(self, learner: Any, store: Any, agent_step: int) -> tuple[Any, Any]:
-        """Store what arrived last, then make the updates that are due: all that are owed, or, in
-        blocks, those of lanes whose episode ended with the step before; none while actions are
-        random."""
-        store = self.stored(store)
+    def due(self, agent_step: int) -> np.ndarray:
+        """Updates [L] to make now: all that are owed, or, in blocks, those of lanes whose episode
+        ended with the step before; none while actions are random."""
         if agent_step < self.config.seed_steps:
-            return learner, store
+            return np.zeros_like(self.owed)
         block = self.config.learn.update_mode == "block"
-        due = np.where(self.ended, self.owed, 0) if block else self.owed.copy()
-        count = np.int32(agent_step)
-        active = due > 0
+        return np.where(self.ended, self.owed, 0) if block else self.owed.copy()
+
+    def learn(
+        self, learner: Packed, store: Any, given: Packed, due: np.ndarray, agent_step: int
+    ) -> tuple[Packed, Any]:
+        """Store what arrived last, then make the updates that are due."""
+        store = self.stored(store, given)
         for i in range(due.max()):
-            if i in due:  # some lane has made all of its updates
-                active = due > i
+            if i and i in due:  # some lane has made all of its updates
+                given = self.program.give(agent_step, active=due > i)
             learner, store, self.metrics = self.program.update(
-                self.program.lane, learner, store, count, active
+                self.program.lane, learner, store, given
             )
             if i % 64 == 63:  # let neither the queue of the device nor the console run far apart
                 jax.block_until_ready(self.metrics)
@@ -317,15 +328,19 @@ class Loop:
         return learner, store
 
     def skipped(self) -> Any:
-        """Updates left out so far, as a device array that only a redraw reads."""
-        return self.metrics.get("skipped_updates", 0)
+        """Updates [L] left out so far."""
+        if self.metrics is None:
+            return 0
+        return np.asarray(self.metrics)[:, self.program.agent.METRICS.index("skipped_updates")]
 
     def begin_evaluation(self) -> None:
         """Save the agents and start to evaluate them, beside the training that goes on."""
         self.advance_evaluation(to_the_end=True)
         learner = self.program.copy(self.state.learner)
         self.writing.result()
-        self.writing = self.writer.submit(save_agents, self.folder, learner, self.agent_step)
+        self.writing = self.writer.submit(
+            save_agents, self.folder, self.program, learner, self.agent_step
+        )
         try:
             if self.evaluator is None:
                 self.evaluator = Evaluator(self.program, self.config.eval_episodes, self.workers)
@@ -359,15 +374,17 @@ def agent_part(learner: Any) -> dict[str, Any]:
     return {"params": learner.params, "stats": learner.stats}
 
 
-def save_agents(folder: Path, learner: Any, agent_step: int) -> None:
+def save_agents(folder: Path, program: Program, learner: Packed, agent_step: int) -> None:
     """Write the agents of all lanes to the run folder."""
-    tree = jax.device_get(agent_part(learner)) | {"agent_step": np.int32(agent_step)}
+    part = agent_part(program.learner_tree(learner))
+    tree = jax.device_get(part) | {"agent_step": np.int32(agent_step)}
     checkpoint.write_arrays(folder / AGENT_FILE, checkpoint.named_arrays(tree))
 
 
-def load_agents(folder: Path, program: Program) -> tuple[Any, int]:
+def load_agents(folder: Path, program: Program) -> tuple[Packed, int]:
     """The learners with saved agents put in, and the agent step at which they were saved."""
-    path, learner = folder / AGENT_FILE, program.init_learner()
+    path = folder / AGENT_FILE
+    learner = jax.device_get(program.learner_tree(program.init_learner()))
     if not path.exists():
         raise checkpoint.CheckpointError(
             f"{path} is missing; train the run to its first evaluation"
@@ -375,7 +392,7 @@ def load_agents(folder: Path, program: Program) -> tuple[Any, int]:
     like = agent_part(learner) | {"agent_step": np.int32(0)}
     found = checkpoint.fit(checkpoint.read_arrays(path, checkpoint.nbytes_of(like)), like, path)
     agent_step = int(found.pop("agent_step"))
-    return learner._replace(**jax.tree.map(jnp.asarray, found)), agent_step
+    return jax.device_put(program.learners.pack(learner._replace(**found))), agent_step
 
 
 def count_workers(config: Config, envs: int) -> int:

@@ -48,7 +48,7 @@ def measure(program: Program, capacity: int, marks: list[int], interval: int, fo
     state = program.init_state(np.zeros((lanes, program.obs_size), np.float32), capacity)
     keeper = Keeper(program, folder, capacity)
     fill, step = filler(program, interval), 0
-    metrics = {name: jnp.zeros(lanes) for name in program.agent.METRICS}
+    metrics = jnp.zeros((lanes, len(program.agent.METRICS)))
     print("| env steps | blocked ms | written ms | state MiB | new rows MiB | folder MiB |")
     print("|---:|---:|---:|---:|---:|---:|")
     for mark in marks:

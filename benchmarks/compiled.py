@@ -16,7 +16,6 @@ import time
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
@@ -101,12 +100,8 @@ def main() -> None:
     program = lanes.Program("ace", setups)
     obs = np.zeros((args.lanes, sizes[0]), np.float32)
     store = jax.eval_shape(lambda: program.init_replay(obs, args.capacity))
-    lane, learner, memory = program.lane, program.init_learner(), program.init_memory()
-    step, flags = jnp.int32(0), jnp.ones(args.lanes, bool)
-    given = {
-        "update": (lane, learner, store, step, flags),
-        "act": (lane, learner, memory, obs, flags, step),
-    }[args.function]
+    state = program.init_memory() if args.function == "act" else store
+    given = program.lane, program.init_learner(), state, program.give(0)
     given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), given)
     lowered = getattr(program, args.function).lower(*given)
     begun = time.perf_counter()

@@ -41,6 +41,7 @@ def sampling(program: Program, capacity: int, steps: int) -> dict[str, float]:
     config, store = program.config, bench.state.replay
 
     def one(lane, learned, store):
+        lane, learned = program.lanes.unpack(lane), program.learners.unpack(learned)
         batch = learner.draw(lane, learned, store)
         priority = jnp.abs(batch.reward).sum(0)
         return replay.set_priorities(store, config.replay, batch.index, priority, jnp.bool_(True))

@@ -72,7 +72,8 @@ def test_exported_agents_act_the_same_in_a_process_without_the_code(trained, tmp
 
     program = Program(agent, setups)
     learner, agent_step = load_agents(trained, program)
-    one = jax.tree.map(lambda x: x[lane], (program.lane, learner))
+    mine = jax.tree.map(lambda x: jnp.asarray(x[lane]), program.learner_tree(learner))
+    one = program.one_lane(setups[lane]), mine
     wide = np.pad(obs, [(0, 0), (0, program.obs_size - sizes[0])])
     seed = jnp.uint32(7)
 

@@ -1,13 +1,13 @@
 """A lane in a crowd computes what it computes alone, padded or not. Compared after a few steps:
 rounding differs between batched and single products, and training amplifies it later."""
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
 from ace.config import Config, ConfigError, replace
 from ace.envs import get_spec
-from ace.lanes import LaneSetup, Program, RunState, check_compatible, pack
+from ace.lanes import LaneSetup, Program, RunState, check_compatible
 from ace.presets import resolve
 from tests.run.helpers import leaves
 
@@ -33,24 +33,26 @@ def drive(setups: list[LaneSetup]) -> tuple[list[np.ndarray], RunState]:
 
     obs, first = observe().astype(np.float32), np.ones(len(setups), bool)
     learner, memory, store = program.init_state(obs, 64)
+    tree = program.learner_tree(learner)
     for head in ("reward", "value"):  # they start at zero, and every plan would be worth the same
-        out = learner.params[head]["out"]
-        out["w"] = jnp.stack(
-            [jnp.asarray(r.standard_normal(out["w"].shape[1:]), "f") for r in rngs]
-        )
-    lane, actions = program.lane, []
+        out = tree.params[head]["out"]
+        out["w"] = np.stack([r.standard_normal(out["w"].shape[1:]).astype("f") for r in rngs])
+    learner, lane, actions = program.learners.pack(jax.device_get(tree)), program.lane, []
+    learner = jax.device_put(learner)
     for i in range(12):
-        count = jnp.int32(60 + i)
-        action, memory = program.act(lane, learner, memory, obs, first, count)
+        given = program.give(60 + i, obs=obs, first=first)
+        action, memory = program.act(lane, learner, memory, given)
         actions.append(np.asarray(action))
         done = np.full(len(setups), i % 5 == 4)
         obs, final = observe(), observe()
         obs, first = np.where(done[:, None], obs, final).astype(np.float32), done
-        reward = np.array([rng.standard_normal() for rng in rngs])
-        store = program.add(lane, store, action, jnp.asarray(pack(obs, final, reward, done, done)))
-    active = jnp.ones(len(setups), bool)
-    learner, store, _ = program.update(lane, learner, store, count, active)
-    return actions, RunState(learner, memory, store)
+        reward = np.array([rng.standard_normal() for rng in rngs], np.float32)
+        arrived = {"reward": reward, "terminated": done, "done": done, "action": actions[-1]}
+        given = program.give(60 + i, obs=obs, final_obs=final.astype(np.float32), **arrived)
+        store = program.add(store, given)
+    given = program.give(71, active=np.ones(len(setups), bool))
+    learner, store, _ = program.update(lane, learner, store, given)
+    return actions, program.unpack(RunState(learner, memory, store))
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +92,14 @@ def test_lanes_differ_by_seed_and_by_setting(crowd):
 def test_an_inactive_lane_stays_as_it_is():
     program = Program("ace", [setup(0, SMALL), setup(1, SMALL)])
     learner, _, store = program.init_state(np.zeros((2, 3), np.float32), 64)
-    row = pack(np.ones((2, 3)), np.ones((2, 3)), np.ones(2), np.zeros(2), np.zeros(2))
+    obs, action = np.ones((2, 3), np.float32), np.ones((2, 1), np.float32)
+    step = {"obs": obs, "final_obs": obs, "action": action, "reward": np.ones(2, np.float32)}
     for _ in range(5):
-        store = program.add(program.lane, store, jnp.ones((2, 1)), jnp.asarray(row))
-    before = leaves((learner, store))
-    active = jnp.array([True, False])
-    learner, store, _ = program.update(program.lane, learner, store, jnp.int32(60), active)
-    after = leaves((learner, store))
+        store = program.add(store, program.give(0, **step))
+    before = leaves((program.learner_tree(learner), store))
+    given = program.give(60, active=np.array([True, False]))
+    learner, store, _ = program.update(program.lane, learner, store, given)
+    after = leaves((program.learner_tree(learner), store))
     assert all(np.array_equal(before[n][1], after[n][1]) for n in before)
     assert any(not np.array_equal(before[n][0], after[n][0]) for n in before)
 

@@ -36,8 +36,7 @@ def test_work_of_the_method_by_hand() -> None:
     config = replace(resolve("default", "dmc/cheetah-run", spec), {"precision": "f32"})
     program = Program("ace", [LaneSetup("dmc/cheetah-run", 0, config, (24, 6))])
     state = (program.init_learner(), program.init_memory())
-    given = (jnp.zeros((1, 24)), jnp.zeros(1, bool), jnp.int32(1))
-    plan = flops(lambda *a: program.act(*a), program.lane, *state, *given)
+    plan = flops(lambda *a: program.act(*a), program.lane, *state, program.give(1))
     sizes = (256, 204, 163, 130, 104, 83)
     candidates = sum(n + n // 2 + 8 for n in sizes)
     z, a, b, m, h = 50, 6, 128, 512, 6

@@ -1,0 +1,117 @@
+"""Three parts of dm_control in a cheaper form, which saves a fifth to a third of a task's time.
+They go in the place of the originals, for the whole process; that can change no result, as each
+does the same floating-point operations in the same order, or hands over to the original."""
+
+import importlib
+from typing import Any
+
+import numpy as np
+from dm_control.mujoco import engine, index
+from dm_control.utils import rewards
+
+# Imported as Any: the names of mujoco come from a compiled module without type stubs.
+mujoco: Any = importlib.import_module("mujoco")
+
+RK4 = int(mujoco.mjtIntegrator.mjINT_RK4)
+NUMBER = (float, int)  # a numpy.float64 is a float
+
+_step = engine.Physics.step
+_tolerance = rewards.tolerance
+
+
+def install() -> None:
+    """Replace the originals, for every task that is loaded from now on."""
+    index.FieldIndexer = Indexer
+    engine.Physics.step = step
+    rewards.tolerance = tolerance
+
+
+class Indexer(index.FieldIndexer):
+    """A field that remembers which numbers the names in an index stand for.
+
+    The names of a model never change, and a physics that is reloaded makes new indexers.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._known: dict[Any, Any] = {}
+
+    def _convert_key(self, key: Any) -> Any:
+        if type(key) is tuple:
+            names = tuple([_hashable(item) for item in key])
+        else:
+            names = _hashable(key)
+        try:
+            return self._known[names]
+        except KeyError:
+            found = super()._convert_key(key)
+        except TypeError:  # a slice, an array or a list of lists
+            return super()._convert_key(key)
+        # Nothing but strings: 1, 1.0 and True are equal as keys and differ as indices.
+        if _is_named(key):
+            self._known[names] = found
+        return found
+
+
+def _hashable(item: Any) -> Any:
+    # A list picks entries and a tuple goes along the axes: they must not be equal as keys.
+    return (list, *item) if type(item) is list else item
+
+
+def _is_named(key: Any) -> bool:
+    if isinstance(key, list | tuple):
+        return all(_is_named(item) for item in key)
+    return isinstance(key, str)
+
+
+def step(self: Any, nstep: int = 1) -> None:
+    """Do what `Physics.step` does, and look closer at the simulator's warnings only if any came."""
+    if not self.legacy_step:
+        _step(self, nstep)
+        return
+    model, data, counts = self.model.ptr, self.data.ptr, self._warnings
+    before = counts.tobytes()
+    if model.opt.integrator == RK4:
+        mujoco.mj_step(model, data, nstep)
+    else:
+        mujoco.mj_step2(model, data)
+        if nstep > 1:
+            mujoco.mj_step(model, data, nstep - 1)
+    mujoco.mj_step1(model, data)
+    if counts.tobytes() != before:
+        # Show the change once more to the original check, which knows what to raise.
+        after = counts.copy()
+        counts[:] = np.frombuffer(before, counts.dtype)
+        with self.check_invalid_state():
+            counts[:] = after
+
+
+def tolerance(
+    x: Any,
+    bounds: tuple[Any, Any] = (0.0, 0.0),
+    margin: Any = 0.0,
+    sigmoid: str = "gaussian",
+    value_at_margin: float = 0.1,
+) -> Any:
+    """Do what `rewards.tolerance` does, a single number without functions for arrays."""
+    lower, upper = bounds
+    scalar = isinstance(x, float)
+    if not (
+        (scalar or (type(x) is np.ndarray and x.shape == () and x.dtype == np.float64))
+        and isinstance(lower, NUMBER)
+        and isinstance(upper, NUMBER)
+        and isinstance(margin, NUMBER)
+        and lower <= upper
+        and margin > 0
+    ):
+        return _tolerance(x, bounds, margin, sigmoid, value_at_margin)
+    number = float(x)
+    if lower <= number <= upper:
+        value = 1.0  # the original evaluates the sigmoid here too, and throws it away
+    else:
+        excess = (lower - number if number < lower else number - upper) / margin
+        # As in the original a numpy.float64, whose powers may differ from those of a float.
+        value = float(rewards._sigmoids(np.float64(excess), value_at_margin, sigmoid))
+    return value if scalar else np.asarray(value)

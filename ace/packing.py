@@ -1,0 +1,79 @@
+"""Many small arrays as one. A compiled call costs the host some microseconds for every array that
+it takes or gives, and a learner alone has more than a hundred."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# Elements of a leaf that is packed. Larger ones stay by themselves: joining and splitting matrices
+# would cost the device more than it saves the host.
+SMALL = 4096
+
+
+class Packed(NamedTuple):
+    """The leaves of a tree; any leading axes are those of the tree's leaves."""
+
+    small: Any  # uint32 [..., n]: the bits of all small leaves, one after the other
+    large: tuple[Any, ...]
+
+
+class Packing:
+    """How trees of one structure lie in a `Packed`.
+
+    Both ways work inside a compiled function and, on NumPy arrays, outside.
+    """
+
+    def __init__(self, like: Any, small: float = SMALL):
+        """`like` is a tree without leading axes."""
+        leaves, self._structure = jax.tree.flatten(like)
+        self._shapes = [np.shape(x) for x in leaves]
+        self._types = [np.dtype(x.dtype) for x in leaves]
+        self._sizes = [math.prod(shape) for shape in self._shapes]
+        self._small = [size <= small for size in self._sizes]
+
+    def pack(self, tree: Any) -> Packed:
+        """The same leaves in fewer arrays."""
+        small, large = [], []
+        for x, shape, is_small in zip(
+            self._structure.flatten_up_to(tree), self._shapes, self._small, strict=True
+        ):
+            before = x.shape[: x.ndim - len(shape)]
+            if is_small:
+                small.append(_bits(x).reshape((*before, -1)))
+            else:
+                large.append(x)
+        join = np.concatenate if isinstance(small[0], np.ndarray) else jnp.concatenate
+        return Packed(join(small, -1), tuple(large))
+
+    def unpack(self, packed: Packed) -> Any:
+        """The tree again."""
+        leaves, at, large = [], 0, iter(packed.large)
+        for shape, dtype, size, is_small in zip(
+            self._shapes, self._types, self._sizes, self._small, strict=True
+        ):
+            if not is_small:
+                leaves.append(next(large))
+                continue
+            part = packed.small[..., at : at + size]
+            leaves.append(_value(part.reshape((*part.shape[:-1], *shape)), dtype))
+            at += size
+        return jax.tree.unflatten(self._structure, leaves)
+
+
+def _bits(x: Any) -> Any:
+    if x.dtype.kind == "b":
+        return x.astype(np.uint32)
+    if isinstance(x, np.ndarray):
+        return np.asarray(x, order="C").view(np.uint32)
+    return jax.lax.bitcast_convert_type(x, jnp.uint32)
+
+
+def _value(bits: Any, dtype: np.dtype) -> Any:
+    if dtype.kind == "b":
+        return bits != 0
+    if isinstance(bits, np.ndarray):
+        return np.asarray(bits, order="C").view(dtype)
+    return jax.lax.bitcast_convert_type(bits, dtype)

@@ -1,0 +1,50 @@
+"""What is packed comes back bit for bit, in a compiled function and outside; large leaves are left
+alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ace.packing import Packing
+
+LIKE = {
+    "flag": np.array([True, False, True]),
+    "matrix": np.zeros((3, 4), np.float32),
+    "number": np.float32(0),
+    "step": np.int32(0),
+    "wide": np.zeros((5, 2), np.float32),
+}
+
+
+def tree(*lead: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    made = {
+        name: rng.standard_normal((*lead, *np.shape(x))).astype(x.dtype) for name, x in LIKE.items()
+    }
+    made["step"] = rng.integers(-(2**31), 2**31, lead).astype(np.int32)
+    made["matrix"][..., 0, 0] = np.nan
+    made["matrix"][..., 0, 1] = 1e-42  # a number that arithmetic may take for zero
+    return made
+
+
+def equal(a: dict, b: dict) -> None:
+    for name, x in a.items():
+        y = np.asarray(b[name])
+        assert (x.shape, x.dtype) == (y.shape, y.dtype), name
+        assert x.tobytes() == y.tobytes(), name
+
+
+def test_there_and_back_on_the_host() -> None:
+    packing = Packing(LIKE)
+    for lead in ((2,), (2, 3)):
+        packed = packing.pack(tree(*lead))
+        assert isinstance(packed.small, np.ndarray) and packed.small.shape == (*lead, 27)
+        equal(tree(*lead), packing.unpack(packed))
+
+
+def test_there_and_back_on_the_device_one_lane_at_a_time() -> None:
+    packing = Packing(LIKE, small=10)
+    packed = jax.jit(jax.vmap(packing.pack))(jax.tree.map(jnp.asarray, tree(2)))
+    assert packed.small.shape == (2, 15) and [x.shape for x in packed.large] == [(2, 3, 4)]
+    equal(tree(2), jax.jit(jax.vmap(packing.unpack))(packed))
+    equal(tree(2), packing.unpack(jax.device_get(packed)))
