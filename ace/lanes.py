@@ -4,6 +4,7 @@ leading lane axis is added with `jax.vmap` and the few functions that a run call
 import contextlib
 import functools
 import math
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -23,6 +24,8 @@ from ace.types import Lane, LearnerState, PlanMemory, Transition
 # Products by the vendor's library: a search for others takes most of the compilation. No merging of
 # products that share a matrix: their inputs would be copied together first.
 GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
+# Kernels that do not need each other run at the same time; plans have too few of them to gain.
+UPDATE_OPTIONS = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 MATMUL = {"f32": "highest", "tf32": "default", "bf16": "default"}
 
 
@@ -84,14 +87,20 @@ def _per_lane(config: Config, name: str) -> bool:
 
 
 @functools.cache
-def compiler_options() -> dict[str, Any]:
+def compiler_options(update: bool = False) -> dict[str, Any]:
     """Those of our options that this machine's compiler knows."""
-    known = {}
-    for name, value in GPU_OPTIONS.items() if jax.default_backend() == "gpu" else ():
-        with contextlib.suppress(Exception):
-            jax.jit(lambda x: x + 1, compiler_options={name: value}).lower(0.0).compile()
-            known[name] = value
-    return known
+    if jax.default_backend() != "gpu":
+        return {}
+    return _known(GPU_OPTIONS | UPDATE_OPTIONS if update else GPU_OPTIONS)
+
+
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    try:
+        jax.jit(lambda x: x + 1, compiler_options=options).lower(0.0).compile()
+        return options
+    except Exception:
+        alone = [{name: options[name]} for name in options if len(options) > 1]
+        return functools.reduce(operator.or_, map(_known, alone), {})
 
 
 def _compile_now(*work: tuple[Any, tuple]) -> None:
@@ -148,7 +157,8 @@ class Program:
                 return jax.vmap(function, in_axes=axes)(*args)
 
         traced.__name__ = name  # what profiles and compile logs show
-        return jax.jit(traced, donate_argnums=donate, compiler_options=compiler_options())
+        options = compiler_options(update=name == "update")
+        return jax.jit(traced, donate_argnums=donate, compiler_options=options)
 
     @functools.cached_property
     def _first_learner(self) -> LearnerState:
@@ -185,13 +195,15 @@ class Program:
         number, flag = np.zeros(lead, "f"), np.zeros(lead, bool)
         return Given(obs, flag, np.zeros(lead, np.int32), flag, action, number, flag, flag, obs)
 
+    @functools.cached_property
+    def _no_given(self) -> Given:
+        return self._nothing(len(self.setups))
+
     def give(self, agent_step: int, **what: np.ndarray) -> Packed:
         """Put on the device what a step needs; what is not said is zero."""
-        lanes = len(self.setups)
-        step = np.full(lanes, agent_step, np.int32)
-        return jax.device_put(
-            self.given.pack(self._nothing(lanes)._replace(agent_step=step, **what))
-        )
+        step = np.full(len(self.setups), agent_step, np.int32)
+        packed = self.given.pack(self._no_given._replace(agent_step=step, **what))
+        return packed._replace(small=jnp.asarray(packed.small))  # device_put takes twice as long
 
     def init_state(self, obs: np.ndarray, capacity: int) -> RunState:
         """The state of a run whose first observations are `obs`."""
@@ -229,7 +241,7 @@ class Program:
         start = np.zeros((lanes, self.obs_size), np.float32)
         store = jax.eval_shape(lambda: self.init_replay(start, capacity))
         number = jax.ShapeDtypeStruct((), jnp.int32)
-        given = like(self.given.pack(self._nothing(lanes)))
+        given = like(self.given.pack(self._no_given))
         obs = jax.ShapeDtypeStruct((lanes, episodes, self.obs_size), jnp.float32)
         copies = like(self.init_memory(episodes))
         update = (self.update, (lane, learner, store, given))

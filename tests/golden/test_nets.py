@@ -61,6 +61,23 @@ def test_a_product_in_float32_keeps_what_bf16_would_lose() -> None:
     close(grads[0]["b"], [1.0])
 
 
+def test_a_product_in_two_parts_keeps_sixteen_bits() -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((40, 78)) * 100, rng.standard_normal((78, 24))
+    x32, w32 = jnp.asarray(x, jnp.float32), jnp.asarray(w, jnp.float32)
+    scale = np.abs(x) @ np.abs(w)
+
+    def error(y) -> float:
+        return float((np.abs(np.asarray(y, np.float64) - x @ w) / scale).max())
+
+    assert error(jax.jit(nets.product_split)(x32, w32)) < 2**-16
+    assert error(jnp.matmul(x32.astype(jnp.bfloat16), w32.astype(jnp.bfloat16))) > 2**-11
+    dy = rng.standard_normal((40, 24))
+    dx, dw = jax.vjp(nets.product_split, x32, w32)[1](jnp.asarray(dy, jnp.float32))
+    np.testing.assert_allclose(dw, x.T @ dy, atol=2**-8 * np.abs(x.T @ dy).max())
+    np.testing.assert_allclose(dx, dy @ w.T, atol=2**-7 * np.abs(dy @ w.T).max())
+
+
 def test_layer_norm_by_hand() -> None:
     # Mean 2, variance 2/3.
     p = {"scale": jnp.array([1.0, 2.0, 3.0]), "bias": jnp.array([0.0, 1.0, 0.0])}
