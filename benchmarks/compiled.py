@@ -73,7 +73,7 @@ def count(text: str) -> tuple[collections.Counter, collections.Counter]:
         kind = next(filter(None, detail.groups())) if detail else kind
         operands = re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
         number[kind] += 1
-        size[kind] += nbytes(shape) + sum(nbytes(shapes.get(o, "")) for o in operands)
+        size[kind] += nbytes(shape) + sum(nbytes(shapes.get(o, "")) for o in set(operands))
     return number, size
 
 

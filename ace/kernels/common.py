@@ -1,6 +1,6 @@
 """What the kernels share: the language, activations, norms, and the trial before they are used."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,38 +16,133 @@ PLAIN = False  # as if there were no GPU, see `plain`
 
 
 def elu(x: jax.Array) -> jax.Array:
-    """In float32: near zero exp(x) - 1 would cancel in bf16. Few instructions, for the kernels."""
+    """In float32: near zero exp(x) - 1 would cancel in bf16."""
     return jnp.maximum(x, 0) + (jnp.exp2(LOG2E * jnp.minimum(x, 0)) - 1)
 
 
-# Activation in float32, and its slope given its output.
-ACTIVATIONS: dict[str, tuple[Callable, Callable]] = {
-    "elu": (elu, lambda y: jnp.minimum(y, 0) + 1),
-    "tanh": (jnp.tanh, lambda y: 1 - y * y),
-}
-
-
-def activation(name: str, dtype: Any) -> tuple[Callable, Callable]:
-    """An activation inside a kernel whose results are rounded to a type."""
-    function, slope = ACTIVATIONS[name]
-    if name == "tanh" and dtype == jnp.bfloat16 and not INTERPRET:
-        from jax.experimental.pallas import triton
-
-        return triton.approx_tanh, slope  # the card's own, good to 11 bits; bf16 has 8
-    return function, slope
-
-
-def normed(x: jax.Array, eps: float = EPS) -> tuple[jax.Array, jax.Array]:
-    """Rows with mean zero and variance one, and what they were multiplied with."""
+def normed(x: jax.Array, eps: float = EPS) -> jax.Array:
+    """Rows with mean zero and variance one."""
     centred = x - x.mean(-1, keepdims=True)
-    rstd = jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + eps)
-    return centred * rstd, rstd
+    return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + eps)
+
+
+# --- inside kernels -------------------------------------------------------------------------------
+# A kernel is computed as it is written: the compiler makes no fused multiply-add of a product and a
+# sum, and every exp2 and rsqrt also handles numbers below 1e-38, in three more instructions.
+
+
+def _ptx(code: str, *args: Any) -> jax.Array:
+    """The card's instructions that make $0 of float32 numbers $1, $2, ..."""
+    from jax.experimental.pallas import triton
+
+    given = jnp.broadcast_arrays(*args)
+    [result] = triton.elementwise_inline_asm(
+        code,
+        args=given,
+        constraints=",".join(["=f", *["f" for _ in given]]),
+        pack=1,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(given[0].shape, F32)],
+    )
+    return result
+
+
+def fma(a: Any, b: Any, c: Any) -> jax.Array:
+    """a b + c."""
+    return a * b + c if INTERPRET else _ptx("fma.rn.f32 $0, $1, $2, $3;", a, b, c)
+
+
+def exp2(x: jax.Array) -> jax.Array:
+    """2^x, zero below 1e-38."""
+    return jnp.exp2(x) if INTERPRET else _ptx("ex2.approx.ftz.f32 $0, $1;", x)
+
+
+def rsqrt(x: jax.Array) -> jax.Array:
+    """1 / sqrt(x) of numbers above 1e-38."""
+    return jax.lax.rsqrt(x) if INTERPRET else _ptx("rsqrt.approx.ftz.f32 $0, $1;", x)
+
+
+def tanh(x: jax.Array, dtype: Any) -> jax.Array:
+    """tanh(x) for results that are rounded to a type."""
+    if dtype == jnp.bfloat16 and not INTERPRET:
+        return _ptx("tanh.approx.f32 $0, $1;", x)  # good to 11 bits; bf16 has 8
+    return jnp.tanh(x)
+
+
+def sigmoid(x: jax.Array, dtype: Any) -> jax.Array:
+    """1 / (1 + exp(-x)) for results that are rounded to a type."""
+    return fma(tanh(0.5 * x, dtype), 0.5, 0.5)
+
+
+def wide(x: jax.Array) -> jax.Array:
+    """Numbers from memory in float32."""
+    if x.dtype != jnp.bfloat16 or INTERPRET:
+        return x.astype(F32)
+    from jax.experimental.pallas import triton
+
+    # Two at a time, one instruction each: taken apart first, they would need three.
+    [result] = triton.elementwise_inline_asm(
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+        args=[x],
+        constraints="=&r,=r,r",
+        pack=2,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, F32)],
+    )
+    return result
+
+
+def _elu(x: jax.Array, _: Any) -> tuple[jax.Array, jax.Array]:
+    e = exp2(LOG2E * x)
+    slope = jnp.minimum(e, 1)
+    if INTERPRET:
+        return jnp.maximum(x, slope - 1), slope
+    # 1 - e, cut off at zero where x is positive, with the sign changed; exp(x) - 1 is above x.
+    code = "{.reg .f32 t; sub.sat.f32 t, 0f3F800000, $2; neg.f32 t, t; max.NaN.f32 $0, $1, t;}"
+    return _ptx(code, x, e), slope
+
+
+def _tanh(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    y = tanh(x, dtype)
+    if INTERPRET:
+        return y, 1 - y * y
+    return y, _ptx("{.reg .f32 t; neg.f32 t, $1; fma.rn.f32 $0, t, $1, 0f3F800000;}", y)
+
+
+# Activations in float32: the plain function; and for kernels, given the type that results are
+# rounded to, function and slope.
+ACTIVATIONS: dict[str, tuple[Callable, Callable]] = {"elu": (elu, _elu), "tanh": (jnp.tanh, _tanh)}
+
+
+def standardised(x: jax.Array, eps: float = EPS) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Rows with mean zero and variance one, their mean, and what they were multiplied with."""
+    mean = x.mean(-1, keepdims=True)
+    centred = x - mean
+    rstd = rsqrt((centred * centred).mean(-1, keepdims=True) + eps)
+    return centred * rstd, mean, rstd
 
 
 def through_norm(d: jax.Array, normed: jax.Array, rstd: jax.Array) -> jax.Array:
-    """The gradient before a norm, given that of its normed rows."""
-    d = d - d.mean(-1, keepdims=True) - normed * (d * normed).mean(-1, keepdims=True)
-    return d * rstd
+    """The gradient before a norm, given that of its normed rows:
+    rstd (d - mean(d) - normed mean(d normed))."""
+    mean, along = (s.mean(-1, keepdims=True) * -rstd for s in (d, d * normed))
+    return fma(d, rstd, fma(normed, along, mean))
+
+
+def walk(count: int, hand: int, refs: Sequence[Any], work: Callable, totals: Any = ()) -> Any:
+    """Call totals = work(where, rows of every array, totals) for `count` times `hand` rows.
+
+    The next rows are on their way from memory while some are worked on.
+    """
+    pl = pallas()
+
+    def load(i: Any) -> list:
+        return [ref[pl.ds(i * hand, hand)] for ref in refs]
+
+    def step(i: jax.Array, carry: tuple) -> tuple:
+        rows, totals = carry
+        ahead = load(jnp.minimum(i + 1, count - 1))
+        return ahead, work(pl.ds(i * hand, hand), rows, totals)
+
+    return jax.lax.fori_loop(0, count, step, (load(0), totals))[1]
 
 
 def pallas() -> Any:
@@ -72,6 +167,7 @@ def worst(pairs: Iterable[Pair]) -> jax.Array:
     """How far what kernels gave is from what they should have given."""
 
     def far(got: jax.Array, wanted: jax.Array) -> jax.Array:
+        got, wanted = got.astype(F32), wanted.astype(F32)
         return jnp.abs(got - wanted).max() / (1 + jnp.abs(wanted).max())
 
     both = [jax.tree.leaves(jax.tree.map(far, got, wanted)) for got, wanted in pairs]

@@ -10,30 +10,52 @@ import jax
 import jax.numpy as jnp
 
 from ace.kernels import common
-from ace.kernels.common import F32, launch, normed, pallas, through_norm
+from ace.kernels.common import (
+    F32,
+    fma,
+    launch,
+    normed,
+    pallas,
+    sigmoid,
+    standardised,
+    tanh,
+    through_norm,
+    walk,
+    wide,
+)
 
 EPS = 1e-3
 TILE = 8  # rows of a program
-
-
-def gates(g, scale, bias) -> tuple:
-    """Reset, update and candidate gates of rows, with what their gradients need.
-
-    `g` are the sums of input and hidden parts for reset and update, and the input part of the
-    candidate; with a belief also the candidate's hidden part, which the reset gate multiplies.
-    """
-    units, rstd = zip(*(normed(g[k], EPS) for k in (0, 1)), strict=True)
-    reset, update = (jax.nn.sigmoid(units[k] * scale[k] + bias[k]) for k in (0, 1))
-    last, last_rstd = normed(g[2] + reset * g[3] if len(g) == 4 else g[2], EPS)
-    new = jnp.tanh(last * scale[2] + bias[2])
-    return reset, update, new, (*units, last), (*rstd, last_rstd)
+HAND = 256  # numbers of a gate in hand at a time: more would take too many registers
 
 
 def plain(g: Sequence[jax.Array], b: jax.Array | None, scale, bias) -> jax.Array:
-    """The new belief [..., D] from the parts of `gates`; three where there is no old belief."""
-    _, update, new, *_ = gates([x.astype(F32) for x in g], scale, bias)
+    """The new belief [..., D].
+
+    `g` are the sums of input and hidden parts for reset and update, and the input part of the
+    candidate; with an old belief also the candidate's hidden part, which the reset gate multiplies.
+    """
+    r, u, n, *hidden = (x.astype(F32) for x in g)
+    reset, update = (
+        jax.nn.sigmoid(normed(x, EPS) * scale[k] + bias[k]) for k, x in enumerate((r, u))
+    )
+    n = n + reset * hidden[0] if hidden else n
+    new = jnp.tanh(normed(n, EPS) * scale[2] + bias[2])
     belief = update * new if b is None else update * new + (1 - update) * b
     return belief.astype(g[0].dtype)
+
+
+def gates(g, scale, bias) -> tuple:
+    """In a kernel: reset, update and candidate of rows, with what their gradients need."""
+    dtype, (r, u, n, *hidden) = g[0].dtype, map(wide, g)
+
+    def gate(k, x, function):
+        unit, _, rstd = standardised(x, EPS)
+        return function(fma(unit, scale[k], bias[k]), dtype), unit, rstd
+
+    reset, update = gate(0, r, sigmoid), gate(1, u, sigmoid)
+    new = gate(2, fma(reset[0], hidden[0], n) if hidden else n, tanh)
+    return tuple(zip(reset, update, new, strict=True))
 
 
 @jax.custom_vjp
@@ -48,99 +70,116 @@ def _keep(g, b, scale, bias) -> tuple[jax.Array, tuple]:
 
 def _gradients(kept: tuple, d: jax.Array) -> tuple:
     dg, db, sums = fused_gru_gradient(*kept, d)
-    return dg, db, sums[:3], sums[3:]
+    return dg, db, *sums
 
 
 gru_gates.defvjp(_keep, _gradients)
-
-
-def _columns(ref: Any, width: int) -> list[jax.Array]:
-    """The gates of a block [n, 3 D or 4 D]."""
-    count = ref.shape[-1] // width
-    return [ref[:, k * width : (k + 1) * width].astype(F32) for k in range(count)]
 
 
 def _weights(scale: Any, bias: Any) -> tuple[list, list]:
     return [scale[k, :] for k in range(3)], [bias[k, :] for k in range(3)]
 
 
+def _specs(g: jax.Array, width: int) -> tuple:
+    """Blocks of rows: of every gate in g, of all of them, and of a belief; and the weights."""
+    pl = pallas()
+    parts = [pl.BlockSpec((TILE, width), lambda n, k=k: (n, k)) for k in range(g.shape[1] // width)]
+    wide = pl.BlockSpec((TILE, g.shape[1]), lambda n: (n, 0))
+    return parts, wide, parts[0], pl.BlockSpec((3, width), lambda n: (0, 0))
+
+
 @jax.jit
 def fused_gru(g, b, scale, bias) -> jax.Array:
     """The kernel of the forward pass."""
-    pl = pallas()
     rows, width = g.shape[0], scale.shape[-1]
-
-    def kernel(g, scale, bias, *refs):
-        *old, out = refs
-        _, update, new, *_ = gates(_columns(g, width), *_weights(scale, bias))
-        belief = update * new
-        for b in old:
-            belief += (1 - update) * b[...].astype(F32)
-        out[...] = belief.astype(out.dtype)
-
-    block = functools.partial(pl.BlockSpec, index_map=lambda n: (n, 0))
-    whole, tile = pl.BlockSpec((3, width), lambda n: (0, 0)), block((TILE, width))
+    (parts, _, tile, whole), hand = _specs(g, width), HAND // width
     old = [] if b is None else [b]
+
+    def kernel(scale, bias, *refs):
+        *refs, out = refs
+        weights = _weights(scale, bias)
+
+        def some(at, rows, _):
+            (_, update, new), *_ = gates(rows[: len(parts)], *weights)
+            belief = update * new
+            for b in rows[len(parts) :]:
+                b = wide(b)
+                belief = fma(update, new - b, b)
+            out[at] = belief.astype(out.dtype)
+            return ()
+
+        walk(TILE // hand, hand, refs, some)
+
     return launch(
         kernel,
         "gru",
-        warps=4,
+        warps=1,
         grid=(rows // TILE,),
-        in_specs=[block((TILE, g.shape[1])), whole, whole, *[tile for _ in old]],
+        in_specs=[whole, whole, *parts, *[tile for _ in old]],
         out_specs=tile,
         out_shape=jax.ShapeDtypeStruct((rows, width), g.dtype),
-    )(g, scale, bias, *old)
+    )(scale, bias, *[g] * len(parts), *old)
 
 
 @jax.jit
 def fused_gru_gradient(g, b, scale, bias, d) -> tuple[jax.Array, jax.Array | None, jax.Array]:
-    """The kernel of the backward pass: gradients of g and b, and sums for scale and bias."""
+    """The kernel of the backward pass: gradients of g and b, and of scale and bias [2, 3, D]."""
     pl = pallas()
     rows, width = g.shape[0], scale.shape[-1]
-    programs = rows // TILE
+    (parts, all_parts, tile, whole), hand = _specs(g, width), HAND // width
+    old = [] if b is None else [b]
+    used = range(0 if old else 1, 3)  # without an old belief the reset gate does nothing
+    sums = (None, 2 * len(used), width)
 
-    def kernel(g, scale, bias, d, *refs):
+    def kernel(scale, bias, *refs):
+        given = len(parts) + 1 + len(old)
+        inputs, (dg, sums, *db) = refs[:given], refs[given:]
         factors, offsets = _weights(scale, bias)
-        parts, d32 = _columns(g, width), d[...].astype(F32)
-        reset, update, new, units, rstd = gates(parts, factors, offsets)
-        by_new = d32 * update * (1 - new * new)
-        inside = through_norm(by_new * factors[2], units[2], rstd[2])
-        if len(parts) == 4:
-            b, dg, sums, db = refs
-            by_reset = inside * parts[3] * reset * (1 - reset)
-            by_update = d32 * (new - b[...].astype(F32)) * update * (1 - update)
-            db[...] = (d32 * (1 - update)).astype(db.dtype)
-            dg[:, 3 * width : 4 * width] = (inside * reset).astype(dg.dtype)
-        else:
-            dg, sums = refs
-            by_reset, by_update = jnp.zeros_like(inside), d32 * new * update * (1 - update)
-        for k, by in enumerate((by_reset, by_update, by_new)):
-            into = inside if k == 2 else through_norm(by * factors[k], units[k], rstd[k])
-            dg[:, k * width : (k + 1) * width] = into.astype(dg.dtype)
-            sums[k, :] = (by * units[k]).sum(0)
-            sums[3 + k, :] = by.sum(0)
 
-    block = functools.partial(pl.BlockSpec, index_map=lambda n: (n, 0))
-    whole, tile = pl.BlockSpec((3, width), lambda n: (0, 0)), block((TILE, width))
-    wide, old = block((TILE, g.shape[1])), [] if b is None else [b]
+        def some(at, rows, totals):
+            g, (d, *old) = rows[: len(parts)], map(wide, rows[len(parts) :])
+            (reset, update, new), units, rstd = gates(g, factors, offsets)
+
+            def before_norm(k, by):
+                return through_norm(by * factors[k], units[k], rstd[k])
+
+            through, past = d * update, d * (1 - update)
+            by = {1: past * update * (new - old[0] if old else new), 2: through * (1 - new * new)}
+            into = {1: before_norm(1, by[1]), 2: before_norm(2, by[2])}
+            if old:
+                db[0][at] = past.astype(db[0].dtype)
+                into[3] = into[2] * reset
+                by[0] = into[3] * (1 - reset) * wide(g[3])
+                into[0] = before_norm(0, by[0])
+            for k in range(len(parts)):
+                gradient = into.get(k, jnp.zeros_like(d))
+                dg[at, k * width : (k + 1) * width] = gradient.astype(dg.dtype)
+            by_scale, by_bias = totals
+            return (
+                [fma(by[k], units[k], t) for k, t in zip(used, by_scale, strict=True)],
+                [by[k] + t for k, t in zip(used, by_bias, strict=True)],
+            )
+
+        zeros = [jnp.zeros((hand, width), F32) for _ in used]
+        by_scale, by_bias = walk(TILE // hand, hand, inputs, some, (zeros, zeros))
+        for k, total in enumerate([*by_scale, *by_bias]):
+            sums[k, :] = total.sum(0)
+
     dg, sums, *db = launch(
         kernel,
         "gru_gradient",
-        warps=4,
-        grid=(programs,),
-        in_specs=[wide, whole, whole, tile, *[tile for _ in old]],
-        out_specs=[
-            wide,
-            pl.BlockSpec((None, 6, width), lambda n: (n, 0, 0)),
-            *[tile for _ in old],
-        ],
+        warps=1,
+        grid=(rows // TILE,),
+        in_specs=[whole, whole, *parts, tile, *[tile for _ in old]],
+        out_specs=[all_parts, pl.BlockSpec(sums, lambda n: (n, 0, 0)), *[tile for _ in old]],
         out_shape=[
             jax.ShapeDtypeStruct(g.shape, g.dtype),
-            jax.ShapeDtypeStruct((programs, 6, width), F32),
+            jax.ShapeDtypeStruct((rows // TILE, *sums[1:]), F32),
             *[jax.ShapeDtypeStruct(b.shape, b.dtype) for b in old],
         ],
-    )(g, scale, bias, d, *old)
-    return dg, db[0] if db else None, sums.sum(0)
+    )(scale, bias, *[g] * len(parts), d, *old)
+    sums = sums.sum(0).reshape(2, len(used), width)
+    return dg, db[0] if db else None, jnp.pad(sums, ((0, 0), (used[0], 0), (0, 0)))
 
 
 def possible(rows: int, width: int) -> bool:
@@ -148,16 +187,20 @@ def possible(rows: int, width: int) -> bool:
     return rows % TILE == 0 and width in (128, 256)
 
 
-def trial() -> Iterator[common.Pair]:
-    """What every kernel gives for a few numbers, and what it should give."""
+def trial(dtype: Any) -> Iterator[common.Pair]:
+    """What every kernel gives for a few numbers, and what it should give; in bf16, of one."""
     keys = jax.random.split(jax.random.key(1), 4)
-    b, d = jax.random.normal(keys[0], (2, 64, 128))
+    b, d = jax.random.normal(keys[0], (2, 64, 128), dtype)
     scale, bias = jax.random.normal(keys[1], (2, 3, 128))
     for parts, old in ((3, None), (4, b)):
-        g = jax.random.normal(keys[parts - 1], (64, parts * 128))
-        wanted, gradient = jax.vjp(functools.partial(_plain_rows, parts), g, old, scale, bias)
-        got, fused = jax.vjp(gru_gates, g, old, scale, bias)
-        yield (got, fused(d)), (wanted, gradient(d))
+        g = jax.random.normal(keys[parts - 1], (64, parts * 128), dtype)
+        args = g, old, scale, bias
+        if dtype == F32:
+            wanted, gradient = jax.vjp(functools.partial(_plain_rows, parts), *args)
+            got, fused = jax.vjp(gru_gates, *args)
+            yield (got, fused(d)), (wanted, gradient(d))
+        elif parts == 4:
+            yield gru_gates(*args), _plain_rows(parts, *args)
 
 
 def _plain_rows(parts: int, g, b, scale, bias) -> jax.Array:

@@ -58,8 +58,8 @@ def test_kernels_are_the_textbook(act: str, norm: bool) -> None:
 @pytest.mark.parametrize(("act", "norm"), KINDS)
 def test_bf16_goes_in_and_out(act: str, norm: bool) -> None:
     *args, dy = inputs(jnp.bfloat16)
-    y = kernels.rows.fused_forward(act, norm, jnp.bfloat16, *args)
-    dx, _ = kernels.rows.fused_backward(act, norm, *args, dy)
+    y, stats = kernels.rows.fused_forward(act, norm, jnp.bfloat16, *args)
+    dx, _ = kernels.rows.fused_backward(act, norm, *args, stats, dy)
     assert y.dtype == dx.dtype == jnp.bfloat16
     exact = textbook(act, norm, *args)
     np.testing.assert_allclose(y.astype(jnp.float32), exact, rtol=2**-8, atol=1e-6)
@@ -70,8 +70,8 @@ def test_lanes_are_a_batch_of_the_kernel() -> None:
     lanes = [jnp.stack([v, 0.5 * v, -v]) for v in (x, b, scale, bias, dy)]
 
     def one(x, b, scale, bias, dy):
-        y = kernels.rows.fused_forward("elu", True, F, x, b, scale, bias)
-        return y, kernels.rows.fused_backward("elu", True, x, b, scale, bias, dy)
+        y, stats = kernels.rows.fused_forward("elu", True, F, x, b, scale, bias)
+        return y, kernels.rows.fused_backward("elu", True, x, b, scale, bias, stats, dy)
 
     together = jax.vmap(one)(*lanes)
     for lane in range(3):
@@ -83,7 +83,8 @@ def close(got, wanted) -> None:
     np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-5)
 
 
-def test_kernels_are_tried_out_before_they_are_used(monkeypatch, capsys, tmp_path) -> None:
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_kernels_are_tried_out_before_they_are_used(monkeypatch, capsys, tmp_path, dtype) -> None:
     monkeypatch.setattr(kernels, "_mark_of_success", lambda: tmp_path / "cache" / "passed")
     kernels._have_gpu.cache_clear()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -94,10 +95,16 @@ def test_kernels_are_tried_out_before_they_are_used(monkeypatch, capsys, tmp_pat
         assert kernels._have_gpu()
     kernels._have_gpu.cache_clear()
     (tmp_path / "cache" / "passed").unlink()
-    forward = kernels.rows.fused_forward
-    monkeypatch.setattr(kernels.rows, "fused_forward", lambda *a: 1.01 * forward(*a))
+    forward, wrong = kernels.rows.fused_forward, {jnp.float32: 1.01, jnp.bfloat16: 1.05}[dtype]
+
+    def fused_forward(act, norm, out, *args):
+        y, stats = forward(act, norm, out, *args)
+        return (wrong * y if out == dtype else y), stats
+
+    monkeypatch.setattr(kernels.rows, "fused_forward", fused_forward)
     assert not kernels._have_gpu()
-    assert "a kernel is wrong" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "a kernel is wrong" in out and dtype.__name__ in out
     kernels._have_gpu.cache_clear()
 
 
@@ -194,3 +201,16 @@ def test_batch_norm_kernels_are_the_plain_formula(rows: int) -> None:
     _, mean, var = kernels.batch_norm_elu(scale, bias, x)
     close(mean[:, 0], x.mean(1))
     close(var[:, 0], x.var(1))
+
+
+def test_batch_norm_kernels_bear_a_far_mean_and_a_first_row_far_from_it() -> None:
+    """Variances come from one pass, by differences to the mean of the first rows."""
+    x = np.random.default_rng(0).standard_normal((1, 1024, 64)).astype(np.float32) + 100
+    x[0, 0, :8] = 1e4
+    ones, zeros = jnp.ones(64), jnp.zeros(64)
+    y, mean, var = kernels.batch_norm_elu(ones, zeros, jnp.asarray(x))
+    exact = x.astype(np.float64)
+    np.testing.assert_allclose((mean[:, 0] - exact.mean(1)) / exact.std(1), 0, atol=1e-5)
+    np.testing.assert_allclose(var[:, 0], exact.var(1), rtol=1e-5)
+    unit = (exact - exact.mean(1)) / np.sqrt(exact.var(1) + 1e-5)
+    np.testing.assert_allclose(y, np.where(unit > 0, unit, np.expm1(unit)), atol=2e-4)
