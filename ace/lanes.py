@@ -18,7 +18,7 @@ from ace import keys, replay
 from ace.agents import AGENTS
 from ace.config import Config, ConfigError, flatten
 from ace.noise import noise_maps
-from ace.packing import Packed, Packing
+from ace.packing import SMALL, Packed, Packing
 from ace.types import Lane, LearnerState, PlanMemory, Transition
 
 # Products by the vendor's library: a search for others takes most of the compilation. No merging of
@@ -123,9 +123,9 @@ class Program:
         self.config = setups[0].config  # for what all lanes share
         largest = (max(s.sizes[0] for s in setups), max(s.sizes[1] for s in setups))
         self.obs_size, self.action_size = padded or largest
-        self.lanes = Packing(self.one_lane(setups[0]))
-        self.memories = Packing(self._new_memory())
-        self.given = Packing(self._nothing(), small=math.inf)
+        self.lanes = Packing(self.one_lane(setups[0]), math.inf)
+        self.memories = Packing(self._new_memory(), math.inf)
+        self.given = Packing(self._nothing(), math.inf)
         self.lane = jax.device_put(self.lanes.pack(stack([self.one_lane(s) for s in setups])))
         self.traces: dict[str, int] = {}
         over = self._compile
@@ -167,7 +167,7 @@ class Program:
     @functools.cached_property
     def learners(self) -> Packing:
         """How a learner is packed."""
-        return Packing(self._first_learner)
+        return Packing(self._first_learner, SMALL // len(self.setups))
 
     def init_learner(self) -> Packed:
         """Freshly initialised learners, drawn lane by lane."""

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Elements of a leaf that is packed. Larger ones stay by themselves: joining and splitting matrices
-# would cost the device more than it saves the host.
-SMALL = 4096
+# Elements, over all lanes, of a leaf that is packed. Larger ones stay by themselves: joining and
+# splitting them would cost the device more than it saves the host.
+SMALL = 2**19
 
 
 class Packed(NamedTuple):
@@ -26,8 +26,8 @@ class Packing:
     Both ways work inside a compiled function and, on NumPy arrays, outside.
     """
 
-    def __init__(self, like: Any, small: float = SMALL):
-        """`like` is a tree without leading axes."""
+    def __init__(self, like: Any, small: float):
+        """`like` is a tree without leading axes, `small` the most elements of a leaf to pack."""
         leaves, self._structure = jax.tree.flatten(like)
         self._shapes = [np.shape(x) for x in leaves]
         self._types = [np.dtype(x.dtype) for x in leaves]

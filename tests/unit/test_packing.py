@@ -35,7 +35,7 @@ def equal(a: dict, b: dict) -> None:
 
 
 def test_there_and_back_on_the_host() -> None:
-    packing = Packing(LIKE)
+    packing = Packing(LIKE, small=12)
     for lead in ((2,), (2, 3)):
         packed = packing.pack(tree(*lead))
         assert isinstance(packed.small, np.ndarray) and packed.small.shape == (*lead, 27)
