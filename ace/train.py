@@ -114,7 +114,7 @@ class Loop:
         self.evaluator: Evaluator | None = None
         self.evaluated_step: int | None = None  # agent step of the evaluation in progress
         self.compiling: list[threading.Thread] = []
-        self.queue, self.writer = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self.writer = ThreadPoolExecutor(1)
         self.writing: Future[None] = self.writer.submit(lambda: None)  # the agents' file
         self.arrived: dict[str, np.ndarray] | None = None  # the transitions not yet stored
         self.save_seconds = 60 * run.save_minutes
@@ -193,7 +193,6 @@ class Loop:
                     self.save()
                 self.keeper.wait()
         finally:
-            self.queue.shutdown()
             self.writer.shutdown()
             if self.evaluator:
                 self.evaluator.close()
@@ -238,14 +237,13 @@ class Loop:
             action = program.act_seed(program.lane, np.int32(agent_step))
         else:
             action, memory = program.act(program.lane, learner, memory, given)
-        # A thread of its own queues the rest of the device's work, before the action is there:
-        # neither the device nor the simulators wait for the host.
-        updated = self.queue.submit(self.learn, learner, store, given, due, agent_step)
+        # The rest of the device's work is queued before the action is there, so that it never waits
+        # for the host.
+        learner, store = self.learn(learner, store, given, due, agent_step)
+        self.state = RunState(learner, memory, store)
         chosen = np.asarray(action)
         self.collector.send(chosen)
         got = self.collector.recv()
-        learner, store = updated.result()
-        self.state = RunState(learner, memory, store)
         self.arrived = got.step | {"action": chosen}
         void = np.isin(np.arange(len(program.setups)), [f.row for f in got.faults])
         self.obs, self.first, self.ended = got.obs, got.ended | void, got.ended
