@@ -26,6 +26,7 @@ from ace.types import Lane, LearnerState, PlanMemory, Transition
 GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
 # Kernels that do not need each other run at the same time; plans have too few of them to gain.
 UPDATE_OPTIONS = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
+BLOCK = 64  # steps for which random actions are drawn at once
 MATMUL = {"f32": "highest", "tf32": "default", "bf16": "default"}
 
 
@@ -284,11 +285,15 @@ class Program:
         return self.agent.act_policy(self.lanes.unpack(lane), self.learners.unpack(learner), obs)
 
     def _act_seed(self, lane: Packed, agent_step: jax.Array) -> jax.Array:
-        """A uniform random action."""
+        """Uniform random actions [BLOCK, A], from a step on."""
         one: Lane = self.lanes.unpack(lane)
-        key = keys.key(one.seed, "seed_action", agent_step)
-        shape = one.action_mask.shape
-        return jax.random.uniform(key, shape, minval=-1.0, maxval=1.0) * one.action_mask
+
+        def draw(step: jax.Array) -> jax.Array:
+            key = keys.key(one.seed, "seed_action", step)
+            shape = one.action_mask.shape
+            return jax.random.uniform(key, shape, minval=-1.0, maxval=1.0) * one.action_mask
+
+        return jax.vmap(draw)(agent_step + jnp.arange(BLOCK))
 
     def _add(self, store: replay.Replay, given: Packed) -> replay.Replay:
         x: Given = self.given.unpack(given)

@@ -3,7 +3,6 @@
 Work is counted from the shapes of the matrix products, the limit is measured with a large one.
 """
 
-import contextlib
 import functools
 import glob
 import tempfile
@@ -11,6 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import jax
@@ -86,8 +86,9 @@ class Bench:
         self.given = program.give(30_000, obs=self._obs(rng), active=np.ones(self.lanes, bool))
         self.state = program.init_state(self._obs(rng), capacity)  # step 30,000: past the ramps
         store = self.state.replay
-        for step in range(64):
-            action = np.asarray(program.act_seed(program.lane, np.int32(step)))
+        random = np.asarray(program.act_seed(program.lane, np.int32(0)))
+        for step in range(random.shape[1]):
+            action = random[:, step]
             reward = rng.standard_normal(self.lanes).astype(np.float32)
             obs, final_obs = self._obs(rng), self._obs(rng)
             given = program.give(step, obs=obs, final_obs=final_obs, action=action, reward=reward)
@@ -140,7 +141,7 @@ def count_work(run: Run) -> Times:
         }
 
 
-@contextlib.contextmanager
+@contextmanager
 def empty_cache() -> Iterator[None]:
     """Let compiled programs be cached in a new folder, which is deleted at the end."""
     from jax.experimental.compilation_cache import compilation_cache
@@ -178,9 +179,7 @@ def measure_run(run: Run, program: Program, steps: int) -> dict[str, Any]:
     """Times of one step of a real run, alone and beside an evaluation: everything included."""
     config, lanes = program.config, len(run.setups)
     capacity = replay_capacity(run.setups)
-    collector = Collector(program, count_workers(config, lanes))
-    try:
-        loop = Loop(run, program, collector, capacity)
+    with closing(Loop(run, program, capacity)) as loop:
 
         def go(count: int) -> list[float]:
             """Seconds of so many steps, those that the device still has to make included."""
@@ -209,8 +208,6 @@ def measure_run(run: Run, program: Program, steps: int) -> dict[str, Any]:
             go(min(rounds, 6) * PHASES)  # compiles, and settles
             beside = go(rounds * PHASES)
             loop.evaluator.close()
-    finally:
-        collector.close()
     between = config.eval_every / config.action_repeat
     longest = get_spec(run.setups[0].task).max_episode_steps or config.eval_every
     busy = min(longest / config.action_repeat * PHASES, between)  # steps beside an evaluation

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,7 +21,7 @@ from ace.collect import Collector
 from ace.config import Config, ConfigError
 from ace.envs import EnvError, Fault, get_spec
 from ace.evaluate import Evaluator
-from ace.lanes import LaneSetup, Program, RunState
+from ace.lanes import BLOCK, LaneSetup, Program, RunState
 from ace.packing import Packed
 from ace.record import LaneInfo, Recorder, versions, write_json
 
@@ -70,19 +70,13 @@ def train(run: Run) -> RunState:
     with writable(run.folder), resume.lock(run.folder):
         write_json(run.folder / "config.json", run.describe())
         write_json(run.folder / "versions.json", versions() | {"precision": config.precision})
-        workers = count_workers(config, len(run.setups))
-        collector = Collector(program, workers)
-        try:
-            loop = Loop(run, program, collector, capacity)
-            with loop.recorder:
-                loop.recorder.message(
-                    f"{len(run.setups)} lane(s) on {jax.devices()[0].device_kind}, "
-                    f"{config.precision}; replay {stored / 2**20:.1f} MiB; "
-                    f"{workers} simulator process(es)"
-                )
-                return program.unpack(loop.run())
-        finally:
-            collector.close()
+        with closing(Loop(run, program, capacity)) as loop, loop.recorder:
+            loop.recorder.message(
+                f"{len(run.setups)} lane(s) on {jax.devices()[0].device_kind}, "
+                f"{config.precision}; replay {stored / 2**20:.1f} MiB; "
+                f"{count_workers(config, len(run.setups))} simulator process(es)"
+            )
+            return program.unpack(loop.run())
 
 
 @contextmanager
@@ -103,11 +97,10 @@ def writable(folder: Path) -> Iterator[None]:
 
 
 class Loop:
-    """One run in progress."""
+    """One run in progress, to be closed at its end."""
 
-    def __init__(self, run: Run, program: Program, collector: Collector, capacity: int):
-        self.program, self.config = program, program.config
-        self.collector, self.folder = collector, run.folder
+    def __init__(self, run: Run, program: Program, capacity: int):
+        self.program, self.config, self.folder = program, program.config, run.folder
         self.keeper = resume.Keeper(program, run.folder, capacity)
         lanes = len(program.setups)
         self.workers = count_workers(self.config, lanes * self.config.eval_episodes)
@@ -117,15 +110,26 @@ class Loop:
         self.writer = ThreadPoolExecutor(1)
         self.writing: Future[None] = self.writer.submit(lambda: None)  # the agents' file
         self.arrived: dict[str, np.ndarray] | None = None  # the transitions not yet stored
+        self.random: np.ndarray | None = None  # [L, BLOCK, A] actions of the seed phase
         self.save_seconds = 60 * run.save_minutes
         self.signum = 0
         self.steps = self.config.agent_steps
         self.last_env_step = self.steps * self.config.action_repeat
         if checkpoint.Checkpoints(run.folder).steps()[-1:] != [self.steps]:
             self.compiling = program.compile_ahead(capacity)
-        found = self.keeper.load(collector)
+        self.collector = Collector(program, count_workers(self.config, lanes))
+        try:
+            self._begin(run, capacity)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, run: Run, capacity: int) -> None:
+        """Start anew, or from the last checkpoint."""
+        program, lanes = self.program, len(self.program.setups)
+        found = self.keeper.load(self.collector)
         if found is None:
-            self.obs, self.first = collector.reset(), np.ones(lanes, bool)
+            self.obs, self.first = self.collector.reset(), np.ones(lanes, bool)
             self.state = program.init_state(self.obs, capacity)
             start = resume.Progress(
                 0,
@@ -157,6 +161,10 @@ class Loop:
         )
         for note in notes:
             self.recorder.message(note)
+
+    def close(self) -> None:
+        """Stop the simulators."""
+        self.collector.close()
 
     @property
     def env_step(self) -> int:
@@ -234,15 +242,17 @@ class Loop:
         due, first = self.due(agent_step), self.first | (agent_step == config.seed_steps)
         given = self.give(agent_step, first=first, active=due > 0)
         if agent_step < config.seed_steps:
-            action = program.act_seed(program.lane, np.int32(agent_step))
+            chosen = self.random_action(agent_step)
+            self.collector.send(chosen)
+            learner, store = self.learn(learner, store, given, due, agent_step)
         else:
             action, memory = program.act(program.lane, learner, memory, given)
-        # The rest of the device's work is queued before the action is there, so that it never waits
-        # for the host.
-        learner, store = self.learn(learner, store, given, due, agent_step)
+            # The rest of the device's work is queued before the action is there, so that it never
+            # waits for the host.
+            learner, store = self.learn(learner, store, given, due, agent_step)
+            chosen = np.asarray(action)
+            self.collector.send(chosen)
         self.state = RunState(learner, memory, store)
-        chosen = np.asarray(action)
-        self.collector.send(chosen)
         got = self.collector.recv()
         self.arrived = got.step | {"action": chosen}
         void = np.isin(np.arange(len(program.setups)), [f.row for f in got.faults])
@@ -263,6 +273,14 @@ class Loop:
                 self.recorder.episode(e.lane, self.env_step, e.ret, e.length, mine)
         if got.faults:
             self.report(got.faults)
+
+    def random_action(self, agent_step: int) -> np.ndarray:
+        """Actions of the seed phase, which are drawn for many steps at once."""
+        at = agent_step % BLOCK
+        if at == 0 or self.random is None:
+            drawn = self.program.act_seed(self.program.lane, np.int32(agent_step - at))
+            self.random = np.asarray(drawn)
+        return self.random[:, at]
 
     def give(self, agent_step: int, **more: np.ndarray) -> Packed:
         """Put the last transitions, and what else a step needs, on the device."""
