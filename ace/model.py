@@ -194,14 +194,15 @@ def imagine_policy(
     z: jax.Array,
     b: jax.Array | None,
     eps: jax.Array,
-) -> jax.Array:
-    """The actions [H, N, A] that the noisy policy takes in the model, as in `imagine`."""
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The actions [H, N, A] that the noisy policy takes in the model, and what `imagine` gives."""
 
-    def step(carry: tuple, eps: jax.Array) -> tuple[tuple, jax.Array]:
+    def step(carry: tuple, eps: jax.Array) -> tuple[tuple, tuple]:
         z, b = carry
         action = noisy_policy(params, learn, z, eps)
         b = believe(params, z, action, b)
-        return (project(params, stats, b), b), action
+        z = project(params, stats, b)
+        return (z, b), (action, z, b)
 
     return nets.scan(step, _repeat(params, z, b, eps.shape[1]), eps)[1]
 

@@ -1,5 +1,7 @@
 """The ACE agent: act with the planner on the learned model, learn from prioritised segments."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -52,11 +54,24 @@ def act(
     def ramped(r, final):
         return ramp(r, final, agent_step, config.seed_steps)
 
-    def score(actions: jax.Array, eps: jax.Array) -> jax.Array:
-        return evaluate_plans(config, params, state.stats, z, b, actions, horizon, eps)
+    proposals, known = propose(lane, params, state.stats, z, b, horizon, propose_key)
+
+    def score(actions: jax.Array, eps: jax.Array, proposed: slice) -> jax.Array:
+        # Where a proposal leads is known from its making; only the noise at its end is new.
+        before, after = actions[:, : proposed.start], actions[:, proposed.stop :]
+        rest = jnp.concatenate([before, after], 1)
+        found = follow(config, params, state.stats, z, b, rest, horizon)
+        ends = jax.tree.map(
+            lambda x, k: jnp.concatenate(
+                [x[: proposed.start], k[: proposed.stop - proposed.start], x[proposed.start :]]
+            ),
+            found,
+            known,
+        )
+        return evaluate(config, params, ends, horizon, eps)
 
     given = PlanInput(
-        proposals=propose(lane, params, state.stats, z, b, propose_key),
+        proposals=proposals,
         first=first,
         horizon=horizon,
         std_floor=ramped(p.std_ramp, p.min_std),
@@ -76,17 +91,31 @@ def _horizon(config: Config, agent_step: jax.Array) -> jax.Array:
     return jnp.floor(h + 1e-4).astype(jnp.int32)  # the ramp's end may fall short by rounding
 
 
+class Ends(NamedTuple):
+    """Where sequences of actions lead in the model."""
+
+    rewards: jax.Array  # [N] discounted sum over the working horizon
+    latent: jax.Array  # [N, latent] after it
+
+
 def propose(
-    lane: Lane, params: Params, stats: Params, z: jax.Array, b: jax.Array | None, key: jax.Array
-) -> jax.Array:
-    """Sequences [H, M, A] that the noisy policy takes in the model."""
+    lane: Lane,
+    params: Params,
+    stats: Params,
+    z: jax.Array,
+    b: jax.Array | None,
+    horizon: jax.Array,
+    key: jax.Array,
+) -> tuple[jax.Array, Ends]:
+    """Sequences [H, M, A] that the noisy policy takes in the model, and where they lead."""
     config = lane.config
     count = max(proposal_counts(config.plan))
     eps = model.action_normal(key, (config.plan.horizon, count), lane.action_mask)
-    return model.imagine_policy(params, stats, config.learn, z, b, eps)
+    actions, z_next, b_next = model.imagine_policy(params, stats, config.learn, z, b, eps)
+    return actions, _ends(config, params, z, b, actions, z_next, b_next, horizon)
 
 
-def evaluate_plans(
+def follow(
     config: Config,
     params: Params,
     stats: Params,
@@ -94,31 +123,46 @@ def evaluate_plans(
     b: jax.Array | None,
     actions: jax.Array,
     horizon: jax.Array,
-    eps: jax.Array,
-) -> jax.Array:
-    """phi = sum_{t<h} gamma^t r(z_t, a_t, b_t) + gamma^h min Q(z_h, pi(z_h)): [N] (2.1).
+) -> Ends:
+    """Where sequences [H, N, A] lead.
 
-    All H steps are rolled out; the working horizon h only selects what counts.
+    All H steps are rolled out; the working horizon only selects what counts.
     """
-    learn, plans = config.learn, actions.shape[1]
-    count = plans
-    if nets.on_gpu():  # a round number: otherwise every product pads its input with a kernel more
-        count += -plans % 16
-        actions = jnp.pad(actions, ((0, 0), (0, count - plans), (0, 0)))
-        eps = jnp.pad(eps, ((0, count - plans), (0, 0)))
+    count, actions = actions.shape[1], _round(actions, 1)
     z_next, b_next = model.imagine(params, stats, z, b, actions)
+    ends = _ends(config, params, z, b, actions, z_next, b_next, horizon)
+    return jax.tree.map(lambda x: x[:count], ends)
+
+
+def _ends(config, params, z, b, actions, z_next, b_next, horizon) -> Ends:
     b = jnp.zeros_like(b_next[0, 0]) if b is None else b
     z_before, b_before = (
-        jnp.concatenate([jnp.broadcast_to(x, (1, count, x.shape[-1])), after[:-1]])
+        jnp.concatenate([jnp.broadcast_to(x, (1, *after.shape[1:])), after[:-1]])
         for x, after in ((z, z_next), (b, b_next))
     )
     rewards = model.reward(params, z_before, b_before, actions, b_next)
     t = jnp.arange(actions.shape[0])[:, None]
-    running = jnp.sum(jnp.where(t < horizon, learn.discount**t * rewards, 0.0), 0)
-    z_end = z_next[horizon - 1]
-    action = model.noisy_policy(params, learn, z_end, eps)
-    values = running + learn.discount**horizon * model.value(params, z_end, action).min(0)
-    return values[:plans]
+    rewards = jnp.sum(jnp.where(t < horizon, config.learn.discount**t * rewards, 0.0), 0)
+    return Ends(rewards, z_next[horizon - 1])
+
+
+def evaluate(
+    config: Config, params: Params, ends: Ends, horizon: jax.Array, eps: jax.Array
+) -> jax.Array:
+    """phi = sum_{t<h} gamma^t r(z_t, a_t, b_t) + gamma^h min Q(z_h, pi(z_h)): [N] (2.1)."""
+    learn, count = config.learn, eps.shape[0]
+    z, eps = _round(ends.latent, 0), _round(eps, 0)
+    value = model.value(params, z, model.noisy_policy(params, learn, z, eps)).min(0)
+    return ends.rewards + learn.discount**horizon * value[:count]
+
+
+def _round(x: jax.Array, axis: int) -> jax.Array:
+    """On a GPU, zeros up to a round number of rows: otherwise every product pads its input with a
+    kernel more."""
+    if not nets.on_gpu():
+        return x
+    widths = [(0, -n % nets.ROUND if i == axis else 0) for i, n in enumerate(x.shape)]
+    return jnp.pad(x, widths)
 
 
 def act_policy(lane: Lane, state: LearnerState, obs: jax.Array) -> jax.Array:

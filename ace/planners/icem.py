@@ -11,7 +11,8 @@ import numpy as np
 from ace.config import Config, PlanConfig
 from ace.types import PlanMemory
 
-Score = Callable[[jax.Array, jax.Array], jax.Array]  # actions [H, N, A], noise [N, A] -> [N]
+# Actions [H, N, A], noise [N, A] and which of them are the first proposals -> values [N].
+Score = Callable[[jax.Array, jax.Array, slice], jax.Array]
 
 
 class PlanInput(NamedTuple):
@@ -81,14 +82,17 @@ def plan(
     for i, (n, m) in enumerate(sizes):
         drawn = sample(mean, std, step_noise[i])
         candidates = jnp.concatenate([drawn, x.proposals[:, :m], elites], axis=1)
+        proposed = slice(n, n + m)
         if i == p.iterations - 1:
             candidates = candidates.at[:, 0].set(mean)
+            proposed = proposed if n else slice(0, 0)  # the mean stands in the first one's place
         allowed = jnp.ones(candidates.shape[1], bool)
         allowed = allowed.at[n + m :].set(reusable)
         if p.variant == "mixed" and m:
             taken = jnp.arange(m) < jnp.floor(x.policy_fraction * n)
             allowed = allowed.at[n : n + m].set(taken)
-        best, values = select_elites(score(candidates, end_noise[i]), allowed, p.elites)
+        values = score(candidates, end_noise[i], proposed)
+        best, values = select_elites(values, allowed, p.elites)
         chosen = candidates[:, best]
         weights = elite_weights(values, p.temperature)
         first_floor = parity.first_std_floor and i == 0

@@ -43,7 +43,7 @@ def step64(p, s, z, a, b):
     return z, b
 
 
-evaluate = quick(agent.evaluate_plans)
+follow, value = quick(agent.follow), quick(agent.evaluate)
 
 
 @pytest.mark.parametrize("horizon", [1, 2, 4])
@@ -51,10 +51,10 @@ def test_score_of_a_plan(scene, horizon: int) -> None:
     params, stats, p64, s64 = scene
     rng = np.random.default_rng(1)
     start, actions = rng.standard_normal(4), rng.uniform(-1, 1, (H, 7, A))
-    got = evaluate(
-        CONFIG, params, stats, jnp.asarray(start, jnp.float32), jnp.zeros(3),
-        jnp.asarray(actions, jnp.float32), jnp.int32(horizon), jnp.ones((7, A)),
-    )  # fmt: skip
+    start32, actions32 = jnp.asarray(start, jnp.float32), jnp.asarray(actions, jnp.float32)
+    h = jnp.int32(horizon)
+    ends = follow(CONFIG, params, stats, start32, jnp.zeros(3), actions32, h)
+    got = value(CONFIG, params, ends, h, jnp.ones((7, A)))
     z, b = np.tile(start, (7, 1)), np.zeros((7, 3))
     wanted = np.zeros(7)
     for t in range(horizon):
@@ -68,10 +68,13 @@ def test_proposals_are_the_policy_in_the_model(scene) -> None:
     params, stats, p64, s64 = scene
     lane = Lane(jnp.uint32(0), CONFIG, jnp.ones(A, bool), jnp.asarray(noise_maps(H, 2.5)))
     start = np.random.default_rng(2).standard_normal(4)
-    got = quick(agent.propose)(
-        lane, params, stats, jnp.asarray(start, jnp.float32), jnp.zeros(3), jax.random.key(0)
-    )
+    start32, horizon = jnp.asarray(start, jnp.float32), jnp.int32(3)
+    given = (lane, params, stats, start32, jnp.zeros(3), horizon)
+    got, ends = quick(agent.propose)(*given, jax.random.key(0))
     assert got.shape == (H, 20, A)
+    again = follow(CONFIG, params, stats, start32, jnp.zeros(3), got, horizon)
+    for one, other in zip(ends, again, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     z, b = start[None], np.zeros((1, 3))
     for t in range(H):
         a = ref.policy(p64["policy"], z)

@@ -32,7 +32,7 @@ SMALL = replace(
 GOAL = np.array([[0.5, -0.3], [0.2, 0.6], [-0.4, 0.1], [0.0, -0.7]], np.float32)
 
 
-def quadratic(actions, noise):
+def quadratic(actions, noise, proposed=None):
     """A score whose optimum is known."""
     return -jnp.sum(jnp.square(actions - GOAL[:, None]), (0, 2))
 
@@ -42,7 +42,7 @@ def compiled(score, train: bool):
     def run(config, memory, x):
         seen = []
 
-        def spy(actions, noise):
+        def spy(actions, noise, proposed):
             assert noise.shape == (actions.shape[1], actions.shape[2])
             values = jnp.asarray(score(actions, noise))
             seen.append((actions, values))
@@ -106,11 +106,31 @@ def test_proposal_counts() -> None:
     assert icem.reuse_count(PlanConfig()) == 8
 
 
+@pytest.mark.parametrize("variant", ["mixed", "policy_first"])
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_the_score_is_told_where_the_proposals_are(variant: str, iterations: int) -> None:
+    config = replace(SMALL, {"plan.variant": variant, "plan.iterations": iterations})
+    x = given_input(config)
+    told = []
+
+    def score(actions, noise, proposed):
+        told.append(proposed.stop - proposed.start)
+        got, wanted = actions[:, proposed], x.proposals[:, : told[-1]]
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(wanted))
+        return jnp.arange(actions.shape[1], dtype=jnp.float32)
+
+    plan(config, score, init_memory(config, 2), x, train=True)
+    wanted = icem.proposal_counts(config.plan)
+    if variant == "policy_first" and iterations == 1:
+        wanted = [0]  # the mean takes the place of the first
+    assert told == wanted
+
+
 def rated(config: Config) -> list[int]:
     """Candidates per iteration, without running the program."""
     counts = []
 
-    def score(actions, noise):
+    def score(actions, noise, proposed):
         counts.append(actions.shape[1])
         return jnp.zeros(actions.shape[1])
 

@@ -39,12 +39,13 @@ def test_work_of_the_method_by_hand() -> None:
     plan = flops(lambda *a: program.act(*a), program.lane, *state, program.give(1))
     sizes = (256, 204, 163, 130, 104, 83)
     candidates = sum(n + n // 2 + 8 for n in sizes)
+    rolled = sum(n + 8 for n in sizes)  # proposals are rolled out once, when they are made
     z, a, b, m, h = 50, 6, 128, 512, 6
     cell = (z + a) * 3 * b + b * 3 * b
     projector, reward = b * m + m * z, b * m + m * m + m
     value, policy = 2 * ((z + a) * m + m * m + m), z * m + m * m + m * a
-    rollouts = candidates * (h * (cell + projector + reward) + value + policy)
-    proposals = 128 * h * (policy + cell + projector)
+    rollouts = rolled * h * (cell + projector + reward) + candidates * (value + policy)
+    proposals = 128 * h * (policy + cell + projector + reward)
     encoder, noise = 24 * 256 + 256 * z, a * (sum(sizes) + 8) * h * h
     assert plan == 2 * (rollouts + proposals + encoder + noise)
 
