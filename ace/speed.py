@@ -25,7 +25,7 @@ from ace.collect import Collector
 from ace.envs import get_spec
 from ace.evaluate import PHASES, Evaluator
 from ace.lanes import Program, RunState
-from ace.train import Loop, Run, check_memory, count_workers, replay_capacity
+from ace.train import Loop, Run, check_memory, replay_capacity
 
 WARM_UP = 20
 Times = dict[str, float]
@@ -157,26 +157,21 @@ def empty_cache() -> Iterator[None]:
             compilation_cache.reset_cache()
 
 
-def measure_environment(program: Program, steps: int) -> Times:
-    """Times of one step of all simulators, as the run steps them."""
+def measure_environment(collector: Collector, shape: tuple[int, int], steps: int) -> Times:
+    """Times of one step of all simulators, as the run steps them, with random actions."""
     rng = np.random.default_rng(0)
-    shape = (len(program.setups), program.action_size)
-    collector = Collector(program, count_workers(program.config, shape[0]))
-    try:
-        collector.reset()
-        seconds = []
-        for _ in range(WARM_UP + steps):
-            collector.send(rng.uniform(-1, 1, shape).astype(np.float32))
-            begun = time.perf_counter()
-            collector.recv()
-            seconds.append(time.perf_counter() - begun)
-    finally:
-        collector.close()
+    seconds = []
+    for _ in range(WARM_UP + steps):
+        collector.send(rng.uniform(-1, 1, shape).astype(np.float32))
+        begun = time.perf_counter()
+        collector.recv()
+        seconds.append(time.perf_counter() - begun)
     return spread(seconds[WARM_UP:])
 
 
-def measure_run(run: Run, program: Program, steps: int) -> dict[str, Any]:
-    """Times of one step of a real run, alone and beside an evaluation: everything included."""
+def measure_run(run: Run, program: Program, steps: int) -> tuple[Times, dict[str, Any]]:
+    """Times of one step of a run's simulators, and of one step of the run, alone and beside an
+    evaluation: everything included."""
     config, lanes = program.config, len(run.setups)
     capacity = replay_capacity(run.setups)
     with closing(Loop(run, program, capacity)) as loop:
@@ -208,11 +203,12 @@ def measure_run(run: Run, program: Program, steps: int) -> dict[str, Any]:
             go(min(rounds, 6) * PHASES)  # compiles, and settles
             beside = go(rounds * PHASES)
             loop.evaluator.close()
+        simulators = measure_environment(loop.collector, (lanes, program.action_size), steps)
     between = config.eval_every / config.action_repeat
     longest = get_spec(run.setups[0].task).max_episode_steps or config.eval_every
     busy = min(longest / config.action_repeat * PHASES, between)  # steps beside an evaluation
     average = (busy * np.mean(beside) + (between - busy) * np.mean(alone) + start) / between
-    return {
+    return simulators, {
         "step": spread(alone),
         "step_beside_evaluation": spread(beside),
         "evaluation_start_s": start,
@@ -241,8 +237,7 @@ def measure(run: Run, steps: int, limit: float, work: Times, profile: bool) -> d
             if profile:
                 found[part]["kernels"] = profiled(functools.partial(bench.call, part))
         del bench
-        found["environment"] = measure_environment(program, steps)
-        found["end_to_end"] = measure_run(run, program, steps)
+        found["environment"], found["end_to_end"] = measure_run(run, program, steps)
     stats = jax.devices()[0].memory_stats() or {}
     found["device_peak_bytes"] = stats.get("peak_bytes_in_use")
     return found
