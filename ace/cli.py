@@ -191,12 +191,8 @@ def evaluate(argv: list[str]) -> None:
         table.add_row(setup.task, str(setup.seed), label, *numbers)
     Console().print(table)
     if args.video:
-        import jax
-
-        single = Program(agent, setups[:1], (program.obs_size, program.action_size))
-        first = jax.tree.map(lambda x: x[:1], learner)
         try:
-            frames = evaluation.film(single, first, agent_step)
+            frames = evaluation.film(program, learner, agent_step)
         except Exception as error:  # no GL on this machine is no reason to fail
             print(f"no video: {error}")
             return

@@ -169,7 +169,13 @@ class _Player:
 
 
 def film(program: Program, learner: Packed, agent_step: int) -> list[np.ndarray]:
-    """Pictures of one planned episode of a program with a single lane."""
+    """Pictures of one planned episode of a program's first lane."""
+    tree = jax.tree.map(lambda x: np.asarray(x[:1]), program.learner_tree(learner))
+    # A program of its own: no other lane is planned for, and learners are packed by their number.
+    program = Program(
+        program.agent_name, program.setups[:1], (program.obs_size, program.action_size)
+    )
+    learner = jax.device_put(program.learners.pack(tree))
     setup = program.setups[0]
     seed = keys.host_seed(setup.seed, "eval_env", 0)
     env = make(setup.task, seed, setup.config.action_repeat, render=True)

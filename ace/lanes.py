@@ -7,7 +7,6 @@ import math
 import operator
 import threading
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -104,11 +103,13 @@ def _known(options: dict[str, Any]) -> dict[str, Any]:
         return functools.reduce(operator.or_, map(_known, alone), {})
 
 
-def _compile_now(*work: tuple[Any, tuple]) -> None:
+def _compile_now(stop: threading.Event, *work: tuple[Any, tuple]) -> None:
     """Compile functions; the caches keep them. An error will show again where one is used."""
     for function, args in work:
         with contextlib.suppress(Exception):
-            function.lower(*args).compile()
+            lowered = None if stop.is_set() else function.lower(*args)
+            if lowered and not stop.is_set():
+                lowered.compile()
 
 
 class Program:
@@ -119,7 +120,7 @@ class Program:
     ):
         """`padded` are observation and action sizes; the largest of the lanes if left out."""
         check_compatible(setups)
-        self.agent: ModuleType = AGENTS[agent]
+        self.agent_name, self.agent = agent, AGENTS[agent]
         self.setups = list(setups)
         self.config = setups[0].config  # for what all lanes share
         largest = (max(s.sizes[0] for s in setups), max(s.sizes[1] for s in setups))
@@ -128,6 +129,7 @@ class Program:
         self.memories = Packing(self._new_memory(), math.inf)
         self.given = Packing(self._nothing(), math.inf)
         self.lane = jax.device_put(self.lanes.pack(stack([self.one_lane(s) for s in setups])))
+        self.stop = threading.Event()  # to compile ahead
         self.traces: dict[str, int] = {}
         over = self._compile
         self.act = over(self._act, (0, 0, 0, 0), donate=(2,))
@@ -250,7 +252,8 @@ class Program:
         act_eval = (self.act_eval, (lane, learner, copies, obs, number, number))
         # The evaluation's last: it is needed last. No daemons: ending inside XLA would abort.
         threads = [
-            threading.Thread(target=_compile_now, args=w) for w in ([update], [act, act_eval])
+            threading.Thread(target=_compile_now, args=(self.stop, *work))
+            for work in ([update], [act, act_eval])
         ]
         for thread in threads:
             thread.start()

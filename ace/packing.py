@@ -37,10 +37,12 @@ class Packing:
     def pack(self, tree: Any) -> Packed:
         """The same leaves in fewer arrays."""
         small, large = [], []
-        for x, shape, is_small in zip(
-            self._structure.flatten_up_to(tree), self._shapes, self._small, strict=True
+        for x, shape, dtype, is_small in zip(
+            self._structure.flatten_up_to(tree), self._shapes, self._types, self._small, strict=True
         ):
             before = x.shape[: x.ndim - len(shape)]
+            if (x.shape, x.dtype) != ((*before, *shape), dtype):
+                raise TypeError(f"a leaf is {x.dtype}{x.shape}, and should be {dtype}{shape}")
             if is_small:
                 small.append(_bits(x).reshape((*before, -1)))
             else:
@@ -50,6 +52,9 @@ class Packing:
 
     def unpack(self, packed: Packed) -> Any:
         """The tree again."""
+        numbers = sum(n for n, small in zip(self._sizes, self._small, strict=True) if small)
+        if packed.small.shape[-1] != numbers or len(packed.large) != self._small.count(False):
+            raise TypeError("packed for another number of lanes: unpack it where it comes from")
         leaves, at, large = [], 0, iter(packed.large)
         for shape, dtype, size, is_small in zip(
             self._shapes, self._types, self._sizes, self._small, strict=True

@@ -117,7 +117,11 @@ class Loop:
         self.last_env_step = self.steps * self.config.action_repeat
         if checkpoint.Checkpoints(run.folder).steps()[-1:] != [self.steps]:
             self.compiling = program.compile_ahead(capacity)
-        self.collector = Collector(program, count_workers(self.config, lanes))
+        try:
+            self.collector = Collector(program, count_workers(self.config, lanes))
+        except BaseException:
+            program.stop.set()
+            raise
         try:
             self._begin(run, capacity)
         except BaseException:
@@ -163,7 +167,9 @@ class Loop:
             self.recorder.message(note)
 
     def close(self) -> None:
-        """Stop the simulators."""
+        """Stop the simulators, and what still compiles."""
+        self.program.stop.set()
+        self.writer.shutdown()
         self.collector.close()
 
     @property

@@ -58,16 +58,14 @@ def act(
 
     def score(actions: jax.Array, eps: jax.Array, proposed: slice) -> jax.Array:
         # Where a proposal leads is known from its making; only the noise at its end is new.
-        before, after = actions[:, : proposed.start], actions[:, proposed.stop :]
-        rest = jnp.concatenate([before, after], 1)
-        found = follow(config, params, state.stats, z, b, rest, horizon)
-        ends = jax.tree.map(
-            lambda x, k: jnp.concatenate(
-                [x[: proposed.start], k[: proposed.stop - proposed.start], x[proposed.start :]]
-            ),
-            found,
-            known,
-        )
+        first, count = proposed.start, proposed.stop - proposed.start
+        ends = jax.tree.map(lambda x: x[:count], known)
+        if count < actions.shape[1]:
+            rest = jnp.concatenate([actions[:, :first], actions[:, proposed.stop :]], 1)
+            found = follow(config, params, state.stats, z, b, rest, horizon)
+            ends = jax.tree.map(
+                lambda x, k: jnp.concatenate([x[:first], k, x[first:]]), found, ends
+            )
         return evaluate(config, params, ends, horizon, eps)
 
     given = PlanInput(
@@ -110,6 +108,9 @@ def propose(
     """Sequences [H, M, A] that the noisy policy takes in the model, and where they lead."""
     config = lane.config
     count = max(proposal_counts(config.plan))
+    if not count:
+        nothing = jnp.zeros((config.plan.horizon, 0, lane.action_mask.shape[0]))
+        return nothing, Ends(nothing[0, :, 0], jnp.zeros((0, z.shape[-1]), z.dtype))
     eps = model.action_normal(key, (config.plan.horizon, count), lane.action_mask)
     actions, z_next, b_next = model.imagine_policy(params, stats, config.learn, z, b, eps)
     return actions, _ends(config, params, z, b, actions, z_next, b_next, horizon)

@@ -10,7 +10,7 @@ that would take too many registers.
 # pyright: reportCallIssue=false
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -89,17 +89,32 @@ def bias_norm_act(act: str, norm: bool, dtype: jnp.dtype, x, b, scale, bias) -> 
     return fused_forward(act, norm, dtype, x, b, scale, bias)[0]
 
 
-def _keep(act: str, norm: bool, dtype: jnp.dtype, x, b, scale, bias) -> tuple[jax.Array, tuple]:
-    y, stats = fused_forward(act, norm, dtype, x, b, scale, bias)
-    return y, (x, b, scale, bias, stats)
+def _keep(act: str, norm: bool, dtype: jnp.dtype, *args: Any) -> tuple[jax.Array, tuple]:
+    values = [a.value for a in args]
+    y, stats = fused_forward(act, norm, dtype, *values)
+    return y, (values, stats, _learned(args))
+
+
+def _learned(args: Sequence[Any]) -> tuple | None:
+    """A mark, if anyone asks for gradients of the parameters; the policy's loss does not."""
+    return () if any(a.perturbed for a in args[1:]) else None
+
+
+def _numbers(d: Any) -> jax.Array:
+    """A gradient that may be given as the mere fact that it is zero."""
+    if isinstance(d, jax.custom_derivatives.SymbolicZero):
+        zero: Any = d
+        return jnp.zeros(zero.shape, zero.dtype)
+    return d
 
 
 def _gradients(act: str, norm: bool, dtype: jnp.dtype, kept: tuple, dy: jax.Array) -> tuple:
-    dx, sums = fused_backward(act, norm, *kept, dy)
-    return (dx, *sums, *[jnp.zeros_like(kept[2])] * (3 - len(sums)))
+    (values, stats, learned), dy = kept, _numbers(dy)
+    dx, sums = fused_backward(act, norm, learned is not None, *values, stats, dy)
+    return (dx, *sums, *[jnp.zeros_like(v) for v in values[1 + len(sums) :]])
 
 
-bias_norm_act.defvjp(_keep, _gradients)
+bias_norm_act.defvjp(_keep, _gradients, symbolic_zeros=True)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -149,24 +164,25 @@ def _forward_pass(name, act, norm, dtype, args, w=None):
     return out, stats
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def fused_backward(act: str, norm: bool, x, b, scale, bias, stats, dy):
-    """The kernel of the backward pass: gradient of x, and sums over rows for the parameters."""
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def fused_backward(act: str, norm: bool, learned: bool, x, b, scale, bias, stats, dy):
+    """The kernel of the backward pass: gradient of x, and sums over rows for the parameters if
+    those learn."""
     name = f"{'norm_' if norm else ''}{act}_gradient"
-    return _backward_pass(name, act, norm, (x, b, scale, bias), stats, dy)
+    return _backward_pass(name, act, norm, learned, (x, b, scale, bias), stats, dy)
 
 
-def _backward_pass(name, act, norm, args, stats, dy, w=None):
+def _backward_pass(name, act, norm, learned, args, stats, dy, w=None):
     """Walk through the rows backwards; given w, `dy` is the gradient of their product with it."""
     pl = pallas()
     rows, width = args[0].shape
     each, hand, warps = _sizes(rows, width, BACKWARD)
     given = [] if w is None else [w]
-    count = (3 if norm else 1) + len(given)
+    count = (3 if norm else 1) + len(given) if learned else 0
 
     def kernel(x, b, scale, bias, *refs):
         last, (dy, *refs) = refs[: len(given)], refs[len(given) :]
-        *stats, dx, sums = refs
+        *stats, dx = refs[: 3 if norm else 1]
         weights, last = (b[...], scale[...], bias[...]), [w[...].astype(F32) for w in last]
 
         def some(at, rows, totals):
@@ -176,18 +192,18 @@ def _backward_pass(name, act, norm, args, stats, dy, w=None):
             dx[at] = d.astype(dx.dtype)
             return [
                 fma(*term, t) if len(term) == 2 else t + term[0]
-                for t, term in zip(totals, terms, strict=True)
+                for t, term in zip(totals, terms, strict=learned)
             ]
 
         zeros = [jnp.zeros((hand, width), F32) for _ in range(count)]
         totals = walk(each // hand, hand, [x, dy, *stats], some, zeros)
         for k, total in enumerate(totals):
-            sums[k, :] = total.sum(0)
+            refs[-1][k, :] = total.sum(0)
 
     whole = pl.BlockSpec((width,), lambda i: (0,))
     block = pl.BlockSpec((each, width), lambda i: (i, 0))
     column = pl.BlockSpec((each,), lambda i: (i,))
-    dx, sums = launch(
+    dx, *found = launch(
         kernel,
         name,
         warps=warps,
@@ -196,14 +212,14 @@ def _backward_pass(name, act, norm, args, stats, dy, w=None):
             *(block, whole, whole, whole, *[whole for _ in given]),
             *(column if given else block, *[column for _ in stats]),
         ],
-        out_specs=[block, pl.BlockSpec((None, count, width), lambda i: (i, 0, 0))],
+        out_specs=[block, pl.BlockSpec((None, count, width), lambda i: (i, 0, 0))][: 1 + learned],
         out_shape=[
             jax.ShapeDtypeStruct((rows, width), args[0].dtype),
             jax.ShapeDtypeStruct((rows // each, count, width), F32),
-        ],
+        ][: 1 + learned],
     )(*args, *given, dy, *stats)
-    sums = list(sums.sum(0))
-    if w is not None and norm:
+    sums = list(found[0].sum(0)) if learned else []
+    if learned and w is not None and norm:
         sums[1:3] = [s * w.astype(F32) for s in sums[1:3]]
     return dx, sums
 
@@ -217,19 +233,23 @@ def head(act: str, norm: bool, x, b, scale, bias, w) -> jax.Array:
     return fused_head(act, norm, x, b, scale, bias, w)[0]
 
 
-def _head_keep(act: str, norm: bool, x, b, scale, bias, w) -> tuple[jax.Array, tuple]:
-    q, stats = fused_head(act, norm, x, b, scale, bias, w)
-    return q, (x, b, scale, bias, w, stats)
+def _head_keep(act: str, norm: bool, *args: Any) -> tuple[jax.Array, tuple]:
+    values = [a.value for a in args]
+    q, stats = fused_head(act, norm, *values)
+    return q, (values, stats, _learned(args))
 
 
 def _head_gradients(act: str, norm: bool, kept: tuple, d: jax.Array) -> tuple:
-    scale, w = kept[2], kept[4]
-    dx, sums = fused_head_gradient(act, norm, *kept, d)
+    (values, stats, learned), d = kept, _numbers(d)
+    dx, sums = fused_head_gradient(act, norm, learned is not None, *values, stats, d)
+    if learned is None:
+        return (dx, *map(jnp.zeros_like, values[1:]))
     *sums, dw = sums
-    return (dx, *sums, *[jnp.zeros_like(scale)] * (3 - len(sums)), dw.astype(w.dtype))
+    none = [jnp.zeros_like(v) for v in values[1 + len(sums) : 4]]
+    return (dx, *sums, *none, dw.astype(values[4].dtype))
 
 
-head.defvjp(_head_keep, _head_gradients)
+head.defvjp(_head_keep, _head_gradients, symbolic_zeros=True)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -239,11 +259,12 @@ def fused_head(act: str, norm: bool, x, b, scale, bias, w):
     return _forward_pass(name, act, norm, F32, (x, b, scale, bias), w)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def fused_head_gradient(act: str, norm: bool, x, b, scale, bias, w, stats, d):
-    """The kernel of the backward pass: gradient of x, and sums for the parameters, w last."""
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def fused_head_gradient(act: str, norm: bool, learned: bool, x, b, scale, bias, w, stats, d):
+    """The kernel of the backward pass: gradient of x, and sums for the parameters, w last, if
+    those learn."""
     name = f"{'norm_' if norm else ''}{act}_head_gradient"
-    return _backward_pass(name, act, norm, (x, b, scale, bias), stats, d, w)
+    return _backward_pass(name, act, norm, learned, (x, b, scale, bias), stats, d, w)
 
 
 def possible(rows: int, width: int) -> bool:

@@ -126,7 +126,7 @@ def draw_noise(x: PlanInput, horizon: int, sizes: list[tuple[int, int]], reuse: 
     normal_key, uniform_key = jax.random.split(x.key)
     width = sum(drawn) * horizon + sum(scored) + 1
     eps = jax.random.normal(normal_key, (x.mask.shape[0], width)) * x.mask[:, None]
-    steps = eps[:, : sum(drawn) * horizon].reshape(-1, sum(drawn), horizon)
+    steps = eps[:, : sum(drawn) * horizon].reshape(eps.shape[0], sum(drawn), horizon)
     highest = jax.lax.Precision.HIGHEST
     colored = jnp.einsum("ht,ant->hna", x.noise_map, steps, precision=highest)
     ends = eps[:, sum(drawn) * horizon : -1].T

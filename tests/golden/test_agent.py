@@ -111,6 +111,54 @@ def test_the_working_horizon_changes_only_when_an_episode_begins(scene) -> None:
     assert memory.horizon == 4
 
 
+def act_slowly(scene, changes: dict):
+    """`act` as it stands, not compiled, with noise that makes every proposal another one."""
+    params, stats, *_ = scene
+    config = replace(CONFIG, {"learn.smoothing_std": 0.3, "learn.smoothing_clip": 0.9} | changes)
+    state = fresh_learner()._replace(params=params, stats=stats)
+    maps = jnp.asarray(noise_maps(H, config.plan.noise_beta))
+    lane = Lane(jnp.uint32(0), config, jnp.ones(A, bool), maps)
+    memory, first = agent.init_memory(config, A), jnp.bool_(True)
+    obs = jnp.array([0.3, -0.5, 1.0, 0.2])
+    return agent.act(lane, state, memory, obs, first, jnp.int32(60), jax.random.key(4), train=True)
+
+
+@pytest.mark.parametrize("variant", ["mixed", "policy_first"])
+@pytest.mark.parametrize("carry", [False, True])
+def test_a_proposal_is_worth_what_its_own_rollout_is(scene, monkeypatch, variant, carry) -> None:
+    plan, seen = agent.planners.plan, []
+
+    def spy(config, score, *rest):
+        def both(actions, eps, proposed):
+            fast, slow = score(actions, eps, proposed), score(actions, eps, slice(0, 0))
+            seen.append((fast, slow, proposed))
+            return fast
+
+        return plan(config, both, *rest)
+
+    monkeypatch.setattr(agent.planners, "plan", spy)
+    act_slowly(scene, {"plan.variant": variant, "parity.carry_belief": carry})
+    assert max(p.stop - p.start for *_, p in seen) == (20 if variant == "mixed" else 40)
+    for fast, slow, proposed in seen:
+        np.testing.assert_allclose(fast, slow, rtol=1e-5, atol=1e-5)
+        if proposed.stop > proposed.start:
+            assert np.ptp(slow[proposed]) > 1e-2  # so that they cannot be mistaken for each other
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"plan.policy_fraction": 0.0},
+        {"plan.policy_fraction": 0.0, "plan.elite_reuse": 0.0},
+        {"plan.variant": "policy_first", "plan.elite_reuse": 0.0},
+        {"plan.variant": "policy_first", "plan.elite_reuse": 0.0, "plan.iterations": 1},
+    ],
+)
+def test_plans_without_proposals_or_without_anything_else(scene, changes: dict) -> None:
+    action, memory = act_slowly(scene, changes)
+    assert np.isfinite(action).all() and np.isfinite(memory.mean).all()
+
+
 PLAN_FLOATS = [
     name
     for name, value in flatten(CONFIG).items()

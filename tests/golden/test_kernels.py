@@ -59,10 +59,27 @@ def test_kernels_are_the_textbook(act: str, norm: bool) -> None:
 def test_bf16_goes_in_and_out(act: str, norm: bool) -> None:
     *args, dy = inputs(jnp.bfloat16)
     y, stats = kernels.rows.fused_forward(act, norm, jnp.bfloat16, *args)
-    dx, _ = kernels.rows.fused_backward(act, norm, *args, stats, dy)
+    dx, _ = kernels.rows.fused_backward(act, norm, True, *args, stats, dy)
     assert y.dtype == dx.dtype == jnp.bfloat16
     exact = textbook(act, norm, *args)
     np.testing.assert_allclose(y.astype(jnp.float32), exact, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize(("act", "norm"), KINDS)
+def test_parameters_that_do_not_learn_cost_no_sums(act: str, norm: bool) -> None:
+    *args, dy = inputs()
+    w, d = dy[0], dy[:, 0]
+
+    def gradients(x, *fixed) -> tuple:
+        rows = jax.vjp(lambda x: kernels.bias_norm_act(act, norm, F, x, *fixed), x)[1](dy)
+        products = jax.vjp(lambda x: kernels.head(act, norm, x, *fixed, w), x)[1](d)
+        return rows[0], products[0]
+
+    rows = jax.vjp(lambda *a: kernels.bias_norm_act(act, norm, F, *a), *args)[1](dy)
+    products = jax.vjp(lambda *a: kernels.head(act, norm, *a, w), *args)[1](d)
+    jax.tree.map(close, gradients(*args), (rows[0], products[0]))
+    text = str(jax.make_jaxpr(gradients)(*args))
+    assert text.count("_gradient") and "reduce_sum[axes=(0,)" not in text.replace(" ", "")
 
 
 def test_lanes_are_a_batch_of_the_kernel() -> None:
@@ -71,7 +88,7 @@ def test_lanes_are_a_batch_of_the_kernel() -> None:
 
     def one(x, b, scale, bias, dy):
         y, stats = kernels.rows.fused_forward("elu", True, F, x, b, scale, bias)
-        return y, kernels.rows.fused_backward("elu", True, x, b, scale, bias, stats, dy)
+        return y, kernels.rows.fused_backward("elu", True, True, x, b, scale, bias, stats, dy)
 
     together = jax.vmap(one)(*lanes)
     for lane in range(3):

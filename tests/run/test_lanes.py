@@ -5,8 +5,10 @@ import jax
 import numpy as np
 import pytest
 
+from ace import evaluate, lanes
 from ace.config import Config, ConfigError, replace
 from ace.envs import get_spec
+from ace.envs.api import StepResult
 from ace.lanes import LaneSetup, Program, RunState, check_compatible
 from ace.presets import resolve
 from tests.run.helpers import leaves
@@ -108,3 +110,36 @@ def test_lanes_that_shape_the_program_differently_are_refused():
     other = replace(CONFIG, {"plan.horizon": 2, "learn.td_lambda": 0.1})
     with pytest.raises(ConfigError, match=r"differ in plan\.horizon, which"):
         check_compatible([setup(0, SMALL), setup(1, SMALL, other)])
+
+
+class Film:
+    """An environment of two steps that can be drawn."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        self.left = 2
+
+    def reset(self, seed: int) -> np.ndarray:
+        return np.zeros(3, np.float32)
+
+    def render(self) -> np.ndarray:
+        return np.zeros((4, 4, 3), np.uint8)
+
+    def step(self, action: np.ndarray) -> StepResult:
+        assert action.shape == (1,)
+        self.left -= 1
+        return StepResult(np.ones(3, np.float32), 0.0, False, self.left == 0)
+
+    def close(self) -> None:
+        pass
+
+
+def test_one_of_several_lanes_can_be_filmed(monkeypatch):
+    monkeypatch.setattr(lanes, "SMALL", 100)  # some leaves are small alone and large with others
+    monkeypatch.setattr(evaluate, "make", Film)
+    program = Program("ace", [setup(0, SMALL), setup(1, LARGE)])
+    learner = program.init_learner()
+    alone = Program("ace", [setup(0, SMALL)], LARGE)
+    assert len(alone.init_learner().large) != len(learner.large)
+    with pytest.raises(TypeError, match="another number of lanes"):
+        alone.learner_tree(learner)
+    assert len(evaluate.film(program, learner, 100)) == 2

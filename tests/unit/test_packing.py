@@ -4,6 +4,7 @@ alone."""
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from ace.packing import Packing
 
@@ -48,3 +49,10 @@ def test_there_and_back_on_the_device_one_lane_at_a_time() -> None:
     assert packed.small.shape == (2, 15) and [x.shape for x in packed.large] == [(2, 3, 4)]
     equal(tree(2), jax.jit(jax.vmap(packing.unpack))(packed))
     equal(tree(2), packing.unpack(jax.device_get(packed)))
+
+
+def test_leaves_of_other_types_or_shapes_are_refused() -> None:
+    packing = Packing(LIKE, small=12)
+    for name, wrong in (("number", np.zeros(2)), ("matrix", np.zeros((2, 3, 5), np.float32))):
+        with pytest.raises(TypeError, match="should be"):
+            packing.pack(tree(2) | {name: wrong})
