@@ -167,9 +167,10 @@ def evaluate(argv: list[str]) -> None:
 
     from ace import evaluate as evaluation
     from ace import plots
+    from ace.agent_file import load_agents
     from ace.config import ConfigError
     from ace.lanes import Program
-    from ace.train import count_workers, load_agents
+    from ace.resources import count_workers
 
     if args.episodes <= 0:
         raise ConfigError(f"--episodes is {args.episodes}; it must be at least 1")
@@ -204,10 +205,10 @@ def export(argv: list[str]) -> None:
     """`ace export`."""
     args = tyro.cli(ExportArgs, args=argv, prog="ace export")
     prepare_jax()
+    from ace.agent_file import load_agents
     from ace.config import ConfigError
     from ace.export import export_agent
     from ace.lanes import Program
-    from ace.train import load_agents
 
     _, agent, setups, _ = read_run(args.run)
     if not 0 <= args.lane < len(setups):

@@ -15,10 +15,10 @@ import numpy as np
 from jax import export as jax_export
 
 from ace import checkpoint
+from ace.agent_file import agent_part
 from ace.config import ConfigError
 from ace.lanes import MATMUL, Program
 from ace.packing import Packed
-from ace.train import agent_part
 from ace.types import Lane, LearnerState, PlanMemory
 
 FORMAT = 1

@@ -25,7 +25,8 @@ from ace.collect import Collector
 from ace.envs import get_spec
 from ace.evaluate import PHASES, Evaluator
 from ace.lanes import Program, RunState
-from ace.train import Loop, Run, check_memory, replay_capacity
+from ace.resources import check_memory, replay_capacity
+from ace.train import Loop, Run
 
 WARM_UP = 20
 Times = dict[str, float]

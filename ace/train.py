@@ -1,7 +1,6 @@
 """The training loop: act, let the simulators run while the device learns, store, repeat."""
 
 import math
-import os
 import signal
 import threading
 import time
@@ -16,16 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ace import checkpoint, replay, resume
+from ace import checkpoint, resume
+from ace.agent_file import save_agents
 from ace.collect import Collector
-from ace.config import Config, ConfigError
-from ace.envs import EnvError, Fault, get_spec
+from ace.config import ConfigError
+from ace.envs import EnvError, Fault
 from ace.evaluate import Evaluator
 from ace.lanes import BLOCK, LaneSetup, Program, RunState
 from ace.packing import Packed
 from ace.record import LaneInfo, Recorder, versions, write_json
-
-AGENT_FILE = "agent.safetensors"
+from ace.resources import check_memory, count_workers, replay_capacity
 
 
 @dataclass(frozen=True)
@@ -389,72 +388,3 @@ class Loop:
             self.recorder.evaluation(lane, env_step, e.ret, e.policy_ret, e.length)
         if results:
             self.evaluated_step = None
-
-
-def agent_part(learner: Any) -> dict[str, Any]:
-    """What acting needs of a learner."""
-    return {"params": learner.params, "stats": learner.stats}
-
-
-def save_agents(folder: Path, program: Program, learner: Packed, agent_step: int) -> None:
-    """Write the agents of all lanes to the run folder."""
-    part = agent_part(program.learner_tree(learner))
-    tree = jax.device_get(part) | {"agent_step": np.int32(agent_step)}
-    checkpoint.write_arrays(folder / AGENT_FILE, checkpoint.named_arrays(tree))
-
-
-def load_agents(folder: Path, program: Program) -> tuple[Packed, int]:
-    """The learners with saved agents put in, and the agent step at which they were saved."""
-    path = folder / AGENT_FILE
-    learner = jax.device_get(program.learner_tree(program.init_learner()))
-    if not path.exists():
-        raise checkpoint.CheckpointError(
-            f"{path} is missing; train the run to its first evaluation"
-        )
-    like = agent_part(learner) | {"agent_step": np.int32(0)}
-    found = checkpoint.fit(checkpoint.read_arrays(path, checkpoint.nbytes_of(like)), like, path)
-    agent_step = int(found.pop("agent_step"))
-    return jax.device_put(program.learners.pack(learner._replace(**found))), agent_step
-
-
-def count_workers(config: Config, envs: int) -> int:
-    """Simulator processes: as asked, else one per core, never more than environments."""
-    wanted = os.cpu_count() or 1 if config.workers < 0 else config.workers
-    return min(wanted, envs)
-
-
-def replay_capacity(setups: Sequence[LaneSetup]) -> int:
-    """Slots per lane: as asked, else enough for the whole run."""
-    config = setups[0].config
-    if config.replay.capacity:
-        return config.replay.capacity
-    steps = config.agent_steps
-    needed = []
-    for setup in setups:
-        spec = get_spec(setup.task)
-        longest = spec.max_episode_steps and spec.max_episode_steps // config.action_repeat
-        needed.append(replay.capacity_for(steps, longest, spec.fixed_length))
-    return max(needed)
-
-
-def check_memory(program: Program, capacity: int, lanes: int) -> int:
-    """Bytes of one lane's replay; refuse a run whose replay cannot fit."""
-    per_lane = replay.size_in_bytes(capacity, program.obs_size, program.action_size)
-    limit = device_memory()
-    if limit and per_lane * lanes > 0.8 * limit:
-        raise ConfigError(
-            f"the replay of {lanes} lane(s) needs {per_lane * lanes / 2**30:.1f} GiB and the "
-            f"device has {limit / 2**30:.1f} GiB; train fewer lanes or set --replay.capacity below "
-            f"{int(0.8 * limit / lanes / per_lane * capacity)}"
-        )
-    return per_lane
-
-
-def device_memory() -> int | None:
-    """Bytes of the device that may be used, or None if unknown."""
-    stats = jax.devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"]
-    if jax.default_backend() == "cpu" and hasattr(os, "sysconf"):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    return None

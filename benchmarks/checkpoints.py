@@ -19,8 +19,8 @@ import numpy as np
 
 from ace import cli, replay, request
 from ace.lanes import Program, RunState
+from ace.resources import replay_capacity
 from ace.resume import Keeper, Progress
-from ace.train import replay_capacity
 from ace.types import Transition
 
 EPISODE = 250

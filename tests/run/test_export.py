@@ -14,8 +14,8 @@ from jax import export
 from safetensors.numpy import load_file, save_file
 
 from ace import cli, request
+from ace.agent_file import load_agents
 from ace.lanes import Program
-from ace.train import load_agents
 from tests.run.helpers import small_run
 
 # What a user would write: JAX, safetensors, JSON, and nothing of this project.

@@ -15,7 +15,7 @@ from ace import cli, request, resume
 from ace.collect import Collector
 from ace.lanes import Program
 from ace.record import read_csv
-from ace.train import replay_capacity
+from ace.resources import replay_capacity
 
 STORED = Path(__file__).parents[1] / "data" / "format-1"
 

@@ -20,7 +20,8 @@ from ace.checkpoint import CheckpointError
 from ace.collect import Collector
 from ace.config import ConfigError
 from ace.lanes import Program
-from ace.train import Loop, replay_capacity, train
+from ace.resources import replay_capacity
+from ace.train import Loop, train
 from tests.run.helpers import leaves
 
 CASES = int(os.environ.get("ACE_FUZZ", 2_000))  # 10,000 in docs/reliability.md

@@ -1,0 +1,54 @@
+"""What a run takes of the machine: simulator processes, slots of the replay, memory."""
+
+import os
+from collections.abc import Sequence
+
+import jax
+
+from ace import replay
+from ace.config import Config, ConfigError
+from ace.envs import get_spec
+from ace.lanes import LaneSetup, Program
+
+
+def count_workers(config: Config, envs: int) -> int:
+    """Simulator processes: as asked, else one per core, never more than environments."""
+    wanted = os.cpu_count() or 1 if config.workers < 0 else config.workers
+    return min(wanted, envs)
+
+
+def replay_capacity(setups: Sequence[LaneSetup]) -> int:
+    """Slots per lane: as asked, else enough for the whole run."""
+    config = setups[0].config
+    if config.replay.capacity:
+        return config.replay.capacity
+    steps = config.agent_steps
+    needed = []
+    for setup in setups:
+        spec = get_spec(setup.task)
+        longest = spec.max_episode_steps and spec.max_episode_steps // config.action_repeat
+        needed.append(replay.capacity_for(steps, longest, spec.fixed_length))
+    return max(needed)
+
+
+def check_memory(program: Program, capacity: int, lanes: int) -> int:
+    """Bytes of one lane's replay; refuse a run whose replay cannot fit."""
+    per_lane = replay.size_in_bytes(capacity, program.obs_size, program.action_size)
+    limit = device_memory()
+    if limit and per_lane * lanes > 0.8 * limit:
+        raise ConfigError(
+            f"the replay of {lanes} lane(s) needs {per_lane * lanes / 2**30:.1f} GiB and the "
+            f"device has {limit / 2**30:.1f} GiB; train fewer lanes or set --replay.capacity below "
+            f"{int(0.8 * limit / lanes / per_lane * capacity)}"
+        )
+    return per_lane
+
+
+def device_memory() -> int | None:
+    """Bytes of the device that may be used, or None if unknown."""
+    stats = jax.devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    if jax.default_backend() == "cpu" and hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return None
