@@ -203,10 +203,12 @@ class Program:
         return self._nothing(len(self.setups))
 
     def give(self, agent_step: int, **what: np.ndarray) -> Packed:
-        """Put on the device what a step needs; what is not said is zero."""
+        """What the device needs to know in a step; what is not said is zero.
+
+        It stays on the host: calls take it along in less time than it takes to put it there first.
+        """
         step = np.full(len(self.setups), agent_step, np.int32)
-        packed = self.given.pack(self._no_given._replace(agent_step=step, **what))
-        return packed._replace(small=jax.device_put(packed.small))
+        return self.given.pack(self._no_given._replace(agent_step=step, **what))
 
     def init_state(self, obs: np.ndarray, capacity: int) -> RunState:
         """The state of a run whose first observations are `obs`."""

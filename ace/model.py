@@ -1,6 +1,8 @@
 """The networks of the method: encoder h, recurrent dynamics f with projector g, reward r, twin
 critics Q, policy pi and predictor q. Written for one lane; `[...]` stands for any batch axes."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -173,18 +175,31 @@ def noisy_policy(params: Params, learn: LearnConfig, z: jax.Array, eps: jax.Arra
     return action + jax.lax.stop_gradient(jnp.clip(action, -edge, edge) - action)
 
 
+def move(params: Params, stats: Params, z, b, actions: jax.Array, t: Any) -> tuple:
+    """Latents z' and beliefs b' after step t of actions [H, N, A], for acting."""
+    cell, projector = params["cell"], params["projector"]
+    fused = nets.move(cell, projector, stats["projector"], z, b, actions, t)
+    if fused:
+        return fused
+    z = jnp.broadcast_to(z, (actions.shape[1], z.shape[-1]))
+    b = believe(params, z, actions[t], b)
+    return project(params, stats, b), b
+
+
 def imagine(
     params: Params, stats: Params, z: jax.Array, b: jax.Array | None, actions: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Latents and beliefs [H, N, .] after every step of N sequences [H, N, A] from one latent and
     one belief, for acting; a belief that is not given is zero."""
 
-    def step(carry: tuple, action: jax.Array) -> tuple[tuple, tuple]:
-        b = believe(params, carry[0], action, carry[1])
-        z = project(params, stats, b)
-        return (z, b), (z, b)
+    def step(carry: tuple, t: Any) -> tuple[tuple, tuple]:
+        after = move(params, stats, carry[0], carry[1], actions, t)
+        return after, after
 
-    return nets.scan(step, _repeat(params, z, b, actions.shape[1]), actions)[1]
+    start = _repeat(params, z, b, actions.shape[1])
+    if nets.on_gpu():  # one latent may stand for all there
+        start = z[None], start[1]
+    return nets.scan(step, start, np.arange(actions.shape[0]))[1]
 
 
 def imagine_policy(
@@ -200,8 +215,7 @@ def imagine_policy(
     def step(carry: tuple, eps: jax.Array) -> tuple[tuple, tuple]:
         z, b = carry
         action = noisy_policy(params, learn, z, eps)
-        b = believe(params, z, action, b)
-        z = project(params, stats, b)
+        z, b = move(params, stats, z, b, action[None], 0)
         return (z, b), (action, z, b)
 
     return nets.scan(step, _repeat(params, z, b, eps.shape[1]), eps)[1]

@@ -241,6 +241,22 @@ def ln_gru(p: Params, x: jax.Array, b: jax.Array | None) -> jax.Array:
     return kernels.gru.plain(parts, b, norm["scale"], norm["bias"])
 
 
+def move(cell: Params, p: Params, stats: Params, z, b, actions: jax.Array, t) -> tuple | None:
+    """A step of the model for acting, if kernels for it fit: the latent and the belief after step t
+    of actions [H, n, A]."""
+    size = cell["wi"].shape[-2] - z.shape[-1]
+    sizes = (actions.shape[1], z.shape[-1], size, cell["wh"].shape[0], p["out"]["w"].shape[0])
+    if not kernels.fits(kernels.dynamics, *sizes, z.dtype):
+        return None
+    norm = cell["norm"]
+    weights = cell["wi"], cell["wh"], norm["scale"], norm["bias"]
+    b = kernels.dynamics.believe(z, actions, t, b, *weights)
+    factor = p["norm"]["scale"] * jax.lax.rsqrt(stats["var"] + 1e-5)
+    offset = p["norm"]["bias"] + (p["in"]["b"] - stats["mean"]) * factor
+    out = p["out"]
+    return kernels.dynamics.project(b, p["in"]["w"], factor, offset, out["w"], out["b"]), b
+
+
 def cast(params: Params, dtype: jnp.dtype, latent: int) -> Params:
     """Matrices in the type of the activations; norms, biases and the encoder's first matrix, which
     meets raw observations, stay in float32. On a GPU latents get round sizes, see `widen`."""

@@ -1,4 +1,5 @@
-"""Fused GPU kernels for what stands between two matrix products: biases, norms, activations, gates.
+"""Fused GPU kernels for what stands between two matrix products: biases, norms, activations, gates;
+in plans, with the products.
 
 On a GPU an update is bound by how often activations go through memory. The plain functions are in
 `nets` and beside the kernels; the tests compare them.
@@ -15,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ace.kernels import columns, common, gru, rows
+from ace.kernels import columns, common, dynamics, gru, rows
 from ace.kernels.columns import batch_norm_elu
 from ace.kernels.common import ACTIVATIONS, on_gpu, plain
 from ace.kernels.gru import gru_gates
@@ -26,6 +27,7 @@ __all__ = [
     "batch_norm_elu",
     "bias_norm_act",
     "columns",
+    "dynamics",
     "fits",
     "gru",
     "gru_gates",
@@ -80,7 +82,7 @@ TOLERANCES = {jnp.float32: 1e-3, jnp.bfloat16: 1e-2}
 
 def _try_out() -> None:
     """Run kernels once on a few numbers, all in one program, which is quick to compile."""
-    kinds = (rows, gru, columns)
+    kinds = (rows, gru, columns, dynamics)
 
     def worst(dtype: Any) -> jax.Array:
         return common.worst(pair for kind in kinds for pair in kind.trial(dtype))

@@ -152,12 +152,13 @@ def pallas() -> Any:
     return pallas
 
 
-def launch(kernel: Callable, name: str, warps: int, **how: Any) -> Callable:
-    """A kernel of so many warps a program, ready to be called."""
+def launch(kernel: Callable, name: str, warps: int, stages: int = 1, **how: Any) -> Callable:
+    """A kernel of so many warps a program, ready to be called; with more than one stage, a loop
+    loads what its products need ahead of time."""
     from jax.experimental.pallas import triton
 
-    # One stage: loads of weights inside a loop would otherwise take several times their room.
-    params = triton.CompilerParams(num_warps=warps, num_stages=1)
+    # Where a loop has no products, more stages would only take room.
+    params = triton.CompilerParams(num_warps=warps, num_stages=stages)
     return pallas().pallas_call(
         kernel, name=name, compiler_params=params, interpret=INTERPRET, **how
     )
