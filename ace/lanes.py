@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ace import keys, replay
+from ace import kernels, keys, replay
 from ace.agents import AGENTS
 from ace.config import Config, ConfigError, flatten
 from ace.noise import noise_maps
@@ -156,7 +156,8 @@ class Program:
 
         def traced(*args: Any) -> Any:
             self.traces[name] = self.traces.get(name, 0) + 1  # runs only while tracing
-            with jax.default_matmul_precision(MATMUL[self.config.precision]):
+            precision = jax.default_matmul_precision(MATMUL[self.config.precision])
+            with precision, kernels.lanes(len(self.setups)):
                 return jax.vmap(function, in_axes=axes)(*args)
 
         traced.__name__ = name  # what profiles and compile logs show

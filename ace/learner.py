@@ -12,6 +12,7 @@ from ace import keys, losses, model, nets, replay, targets
 from ace.config import Config, LearnConfig, Ramp
 from ace.types import Batch, Lane, LearnerState, Metrics, Params
 
+SMALL = 8192  # numbers of a leaf that is joined with others
 DTYPES = {"f32": jnp.float32, "tf32": jnp.float32, "bf16": jnp.bfloat16}
 
 
@@ -52,12 +53,19 @@ def split(params: Params) -> tuple[Params, Params]:
     return {k: v for k, v in params.items() if k != "policy"}, {"policy": params["policy"]}
 
 
-def adam(learn: LearnConfig, rate: jax.Array | float = 0.0) -> optax.GradientTransformation:
-    """AdamW after clipping by the global norm (3.5)."""
+def adam(
+    learn: LearnConfig, rate: jax.Array | float = 0.0, decays: Any = None
+) -> optax.GradientTransformation:
+    """AdamW after clipping by the global norm (3.5); `decays` says which numbers decay."""
+    decay = optax.stateless(
+        lambda changes, params: jax.tree.map(
+            lambda c, p, d: c + jnp.where(d, learn.weight_decay, 0.0) * p, changes, params, decays
+        )
+    )
     return optax.chain(
         optax.clip_by_global_norm(learn.grad_clip),  # type: ignore[arg-type]
         optax.scale_by_adam(learn.beta1, learn.beta2, 1e-8),
-        optax.add_decayed_weights(learn.weight_decay, mask=matrices),
+        decay,
         optax.scale_by_learning_rate(rate),
     )
 
@@ -86,8 +94,8 @@ def update(
 ) -> tuple[LearnerState, jax.Array, Metrics]:
     """One update; returns the new state, the priorities of the segments and metrics.
 
-    A lane that is not active stays as it is; a gradient that is not finite changes nothing but
-    the counts.
+    A lane that is not active stays as it is. Where the model's gradient is not finite nothing moves
+    but the counts, where the policy's is not the policy stays.
     """
     config, learn = lane.config, lane.config.learn
     key = keys.key(lane.seed, "update", state.update_step)
@@ -96,8 +104,9 @@ def update(
     )
     params, target = cast(config, state.params), cast(config, state.target)
 
-    latents = Latents(model.encode(params, batch.obs), model.encode(target, batch.obs[1:]))
-    novelty, moments, novelty_stats = novelty_of(config, params, state, latents, batch)
+    # The first target latents are not needed, but would be cut out of a large copy.
+    latents = Latents(model.encode(params, batch.obs), model.encode(target, batch.obs)[1:])
+    novelty, found, novelty_stats = novelty_of(config, params, state, latents, batch)
     weight = ramp(learn.novelty_ramp, learn.novelty_weight, agent_step, config.seed_steps)
     joint = batch.reward + weight * novelty
     next_action = model.noisy_policy(params, learn, latents.online[1:], eps[0, 1:])
@@ -111,41 +120,42 @@ def update(
         model_params, config, batch, latents.target, jax.lax.stop_gradient(y)
     )
     grads = jax.tree.map(lambda g: g / config.plan.horizon, grads)
-    new_model, model_opt = _step(learn, learn.learning_rate, grads, state.opt[0], model_params)
-
+    new_model, model_opt, norm, moved = _step(
+        learn, learn.learning_rate, grads, state.opt[0], model_params, active
+    )
     policy_grads, policy_loss = jax.grad(policy_loss_of, has_aux=True)(
         policy_params, lane, new_model, aux["z"], latents.online, batch, eps[1:]
     )
-    new_policy, policy_opt = _step(
-        learn, learn.policy_learning_rate, policy_grads, state.opt[1], policy_params
+    turn = moved & (state.update_step % config.parity.policy_delay == 0)
+    new_policy, policy_opt, policy_norm, _ = _step(
+        learn, learn.policy_learning_rate, policy_grads, state.opt[1], policy_params, turn
     )
-    if config.parity.policy_delay > 1:
-        turn = (state.update_step % config.parity.policy_delay) == 0
-        new_policy = choose(turn, new_policy, policy_params)
-        policy_opt = choose(turn, policy_opt, state.opt[1])
 
     new_params = new_model | new_policy
     stats = fold_stats(state.stats, novelty_stats, aux["stats"], learn.batch)
-    norms = optax.tree.norm(grads), optax.tree.norm(policy_grads)
-    finite = jnp.isfinite(norms[0]) & jnp.isfinite(norms[1])
-    counts = (state.update_step + active, state.skipped + (active & ~finite))
-    new_target = _target(learn, state, new_params)
+    stats, moments = choose(moved, (stats, found), (state.stats, state.moments))
+    left_out = active & ~(jnp.isfinite(norm) & jnp.isfinite(policy_norm))
     new_state = LearnerState(
-        new_params, stats, new_target, (model_opt, policy_opt), moments, *counts
+        new_params,
+        stats,
+        _target(learn, state, new_params, moved),
+        (model_opt, policy_opt),
+        moments,
+        state.update_step + active,
+        state.skipped + left_out,
     )
-    old_state = state._replace(update_step=counts[0], skipped=counts[1])
     metrics = {name: aux[name] for name in ("similarity_loss", "reward_loss", "value_loss", "q")}
     metrics |= {
         "policy_loss": policy_loss,
         "target": y.mean(),
         "novelty": jnp.sum(novelty * batch.mask) / batch.mask.sum(),
-        "novelty_error": moments.mean,
+        "novelty_error": found.mean,
         "novelty_weight": weight,
-        "grad_norm": norms[0],
-        "policy_grad_norm": norms[1],
+        "grad_norm": norm,
+        "policy_grad_norm": policy_norm,
         "skipped_updates": state.skipped.astype(jnp.float32),
     }
-    return choose(finite & active, new_state, old_state), aux["priority"], metrics
+    return new_state, aux["priority"], metrics
 
 
 def novelty_of(
@@ -253,16 +263,55 @@ def policy_loss_of(
     return loss, loss
 
 
-def _step(learn: LearnConfig, rate: Any, grads: Params, opt: Any, params: Any) -> tuple[Any, Any]:
-    changes, opt = adam(learn, rate).update(grads, opt, params)
-    return optax.apply_updates(params, changes), opt
+def _step(
+    learn: LearnConfig, rate: Any, grads: Params, opt: Any, params: Params, active: jax.Array
+) -> tuple[Params, Any, jax.Array, jax.Array]:
+    """Parameters and optimiser after a step, the gradient's norm, and whether the step was made:
+    not where it is not active or the gradient is not finite.
+
+    All small leaves make it as one vector; each by itself would cost several kernels.
+    """
+    clip, moments, *rest = opt
+    decays = jax.tree.map(lambda p, d: np.full(p.shape, d), params, matrices(params))
+    given = grads, moments.mu, moments.nu, params, decays
+    gathered, mu, nu, old, decays = map(gather_small, given)
+    old_moments = moments._replace(mu=mu, nu=nu)
+    optimiser: Any = adam(learn, rate, decays)
+    changes, (_, new_moments, *_) = optimiser.update(gathered, (clip, old_moments, *rest), old)
+    norm = optax.tree.norm(gathered)
+    moved = active & jnp.isfinite(norm)
+    new: Any = optax.apply_updates(old, changes)  # type: ignore[arg-type]
+    new, moments = choose(moved, (new, new_moments), (old, old_moments))
+    mu, nu = (spread_small(x, params) for x in (moments.mu, moments.nu))
+    return spread_small(new, params), (clip, moments._replace(mu=mu, nu=nu), *rest), norm, moved
 
 
-def _target(learn: LearnConfig, state: LearnerState, params: Params) -> Params:
+def gather_small(tree: Any) -> list[Any]:
+    """The leaves of a tree, of which all small ones are one vector, at the end."""
+    leaves = jax.tree.leaves(tree)
+    join = np.concatenate if isinstance(leaves[0], np.ndarray) else jnp.concatenate
+    small = [x.reshape(-1) for x in leaves if x.size <= SMALL]
+    return [x for x in leaves if x.size > SMALL] + ([join(small)] if small else [])
+
+
+def spread_small(gathered: list[Any], like: Any) -> Any:
+    """The tree whose leaves were gathered; it is like another one."""
+    leaves, structure = jax.tree.flatten(like)
+    ends = np.cumsum([x.size for x in leaves if x.size <= SMALL])
+    small = iter(jnp.split(gathered[-1], ends[:-1]) if len(ends) else ())
+    large = iter(gathered)
+    found = [next(small if x.size <= SMALL else large).reshape(x.shape) for x in leaves]
+    return jax.tree.unflatten(structure, found)
+
+
+def _target(learn: LearnConfig, state: LearnerState, params: Params, moved: jax.Array) -> Params:
     """Exponential moving average of encoder and critics, every `target_period` updates (3.6)."""
-    keep = jnp.where(state.update_step % learn.target_period == 0, learn.target_momentum, 1.0)
-    new = {name: params[name] for name in state.target}
-    return jax.tree.map(lambda t, p: keep * t + (1 - keep) * p, state.target, new)
+    turn = moved & (state.update_step % learn.target_period == 0)
+    keep = jnp.where(turn, learn.target_momentum, 1.0)
+    old = gather_small(state.target)
+    new = gather_small({name: params[name] for name in state.target})
+    mean = jax.tree.map(lambda t, p: keep * t + (1 - keep) * p, old, new)
+    return spread_small(mean, state.target)
 
 
 def choose(pick: jax.Array, new: Any, old: Any) -> Any:

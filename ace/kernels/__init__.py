@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from ace.kernels import columns, common, dynamics, gru, rows
 from ace.kernels.columns import batch_norm_elu
-from ace.kernels.common import ACTIVATIONS, on_gpu, plain
+from ace.kernels.common import ACTIVATIONS, lanes, on_gpu, plain
 from ace.kernels.gru import gru_gates
 from ace.kernels.rows import bias_norm_act, head
 
@@ -32,6 +32,7 @@ __all__ = [
     "gru",
     "gru_gates",
     "head",
+    "lanes",
     "on_gpu",
     "plain",
     "rows",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ F32 = jnp.float32
 Pair = tuple[Any, Any]
 INTERPRET = False  # for tests: run the kernels without a GPU
 PLAIN = False  # as if there were no GPU, see `plain`
+LANES = ContextVar("lanes", default=1)  # of the program that is being traced, see `lanes`
 
 
 def elu(x: jax.Array) -> jax.Array:
@@ -184,6 +186,16 @@ def plain() -> Iterator[None]:
         yield
     finally:
         PLAIN = False
+
+
+@contextmanager
+def lanes(count: int) -> Iterator[None]:
+    """Trace functions of one lane for a program of so many: some kernels divide work by it."""
+    before = LANES.set(count)  # in this thread only: programs are traced in several
+    try:
+        yield
+    finally:
+        LANES.reset(before)
 
 
 def on_gpu() -> bool:

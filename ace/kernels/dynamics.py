@@ -18,7 +18,8 @@ from ace.kernels import common, gru
 from ace.kernels.common import ACTIVATIONS, F32, fma, launch, pallas, wide
 
 BF16 = jnp.bfloat16
-MOST = 64  # rows of a program
+MOST, FEWEST = 64, 16  # rows of a program
+BUSY = 2048  # rows of all lanes that make enough programs of the larger kind
 CHUNK = 64  # hidden units of the projector in hand at a time
 WARPS = 4
 
@@ -53,10 +54,10 @@ def _pieces(size: int) -> Iterator[slice]:
         start += piece
 
 
-def _blocks(rows: int) -> tuple[int, int]:
-    """Rows of a program, and how many programs."""
-    each = min(MOST, 1 << (rows - 1).bit_length())
-    return each, -(-rows // each)
+def _each(rows: int) -> int:
+    """Rows of a program: few if there would be too few programs to keep a card busy."""
+    each = MOST if common.LANES.get() * rows >= BUSY else FEWEST
+    return max(FEWEST, min(each, 1 << (rows - 1).bit_length()))
 
 
 class _Rows:
@@ -90,13 +91,16 @@ class _Rows:
         triton.store(ref.at[...], x.astype(ref.dtype), mask=real)
 
 
-@jax.jit
-def believe(z, actions, t, b, wi, wh, scale, bias) -> jax.Array:
+def believe(z, actions, t, *args: Any) -> jax.Array:
     """`plain_step` with the actions of step t of [H, n, A], which taken out beforehand would cost a
     kernel of their own; a single latent is that of all rows."""
+    return _believe(_each(actions.shape[1]), z, actions, jnp.asarray(t, jnp.int32)[None], *args)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _believe(each: int, z, actions, t, b, wi, wh, scale, bias) -> jax.Array:
     pl = pallas()
     (count, latent), (steps, rows, size), width = z.shape, actions.shape, wh.shape[0]
-    each, programs = _blocks(rows)
     old = [] if b is None else [b]
 
     def kernel(z, actions, t, wi, wh, scale, bias, *refs):
@@ -144,7 +148,7 @@ def believe(z, actions, t, b, wi, wh, scale, bias) -> jax.Array:
         kernel,
         "believe",
         warps=WARPS,
-        grid=(programs,),
+        grid=(-(-rows // each),),
         in_specs=[
             tile(latent) if count == rows else whole(z),
             pl.BlockSpec((steps, each, size), lambda i: (0, i, 0)),
@@ -154,15 +158,18 @@ def believe(z, actions, t, b, wi, wh, scale, bias) -> jax.Array:
         ],
         out_specs=tile(width),
         out_shape=jax.ShapeDtypeStruct((rows, width), z.dtype),
-    )(z, actions, jnp.asarray(t, jnp.int32)[None], *weights, *old)
+    )(z, actions, t, *weights, *old)
 
 
-@jax.jit
-def project(b, w, factor, offset, out, c) -> jax.Array:
+def project(b, *args: Any) -> jax.Array:
     """`plain_project` of rows: the hidden layer is made and used up chunk by chunk."""
+    return _project(_each(b.shape[0]), b, *args)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _project(each: int, b, w, factor, offset, out, c) -> jax.Array:
     pl = pallas()
     (rows, width), (hidden, latent) = b.shape, out.shape
-    each, programs = _blocks(rows)
 
     def kernel(b, w, factor, offset, out, c, z):
         here = _Rows(each, rows)
@@ -186,7 +193,7 @@ def project(b, w, factor, offset, out, c) -> jax.Array:
         "project",
         warps=WARPS,
         stages=3,
-        grid=(programs,),
+        grid=(-(-rows // each),),
         in_specs=[pl.BlockSpec((each, width), lambda i: (i, 0)), *[whole(w) for w in weights]],
         out_specs=pl.BlockSpec((each, latent), lambda i: (i, 0)),
         out_shape=jax.ShapeDtypeStruct((rows, latent), b.dtype),
