@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ace import keys
-from ace.envs import EnvError, EnvRequest, VectorEnv, make
+from ace.envs import EnvError, EnvRequest, VectorEnv, get_spec, make
 from ace.lanes import Program
 from ace.packing import Packed
 
-PHASES = 8  # of a round: choose, send, leave time to the simulators, receive
+PHASES = 4, 8, 16  # of a round, least, usual and most: choose, send, leave time, receive
 RESET = 64  # calls before the first round, while the simulators begin their episodes
 NICE = 19  # the training's simulators come first
 Act = Callable[[np.ndarray, int], jax.Array]  # observations [L, E, O] and the step: actions
@@ -26,6 +26,19 @@ class Evaluation(NamedTuple):
     length: float  # environment steps of the planner's episodes
 
 
+def phases(program: Program) -> int:
+    """Calls for one round of actions: as many as let an evaluation end before the next begins, so
+    that its simulators take little from the training's."""
+    config = program.config
+    least, usual, most = PHASES
+    longest = [get_spec(s.task).max_episode_steps for s in program.setups]
+    rounds = -(-max(n or 0 for n in longest) // config.action_repeat)
+    if None in longest or not rounds:
+        return usual
+    between = config.eval_every // config.action_repeat - RESET
+    return max(least, min(most, int(0.9 * between / rounds)))
+
+
 class Evaluator:
     """Evaluation environments of every lane, kept between evaluations.
 
@@ -35,6 +48,7 @@ class Evaluator:
 
     def __init__(self, program: Program, episodes: int, workers: int):
         self.program, self.episodes = program, episodes
+        self.phases = phases(program)
         self.seeds = [
             keys.host_seed(s.seed, "eval_env", e) for s in program.setups for e in range(episodes)
         ]
@@ -84,7 +98,7 @@ class Evaluator:
     def advance(self) -> list[Evaluation] | None:
         """Go one phase on, if possible without waiting; the results when there are all of them.
 
-        A round of actions takes `PHASES` calls: with other work between them, the device has
+        A round of actions takes `phases` calls: with other work between them, the device has
         computed the actions and the simulators have finished when they are asked for. All is played
         again if a simulator fails.
         """
@@ -96,9 +110,9 @@ class Evaluator:
                 player.choose()
             elif self._phase == 1:
                 player.send()
-            elif self._phase == PHASES - 1:
+            elif self._phase == self.phases - 1:
                 player.recv()
-        self._phase = self._phase + 1 if self._phase < 0 else (self._phase + 1) % PHASES
+        self._phase = self._phase + 1 if self._phase < 0 else (self._phase + 1) % self.phases
         failure = planner.failure or policy.failure
         if failure:
             self._attempt += 1

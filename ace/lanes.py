@@ -171,7 +171,8 @@ class Program:
     @functools.cached_property
     def learners(self) -> Packing:
         """How a learner is packed."""
-        return Packing(self._first_learner, SMALL // len(self.setups))
+        of_all, of_one = SMALL
+        return Packing(self._first_learner, min(of_all // len(self.setups), of_one))
 
     def init_learner(self) -> Packed:
         """Freshly initialised learners, drawn lane by lane."""

@@ -273,6 +273,9 @@ def _step(
     """
     clip, moments, *rest = opt
     decays = jax.tree.map(lambda p, d: np.full(p.shape, d), params, matrices(params))
+    # Joined not in one kernel with what makes them: it would make a sum over rows without help.
+    apart = jax.lax.optimization_barrier
+    grads = jax.tree.map(lambda g: apart(g) if g.size <= SMALL else g, grads)
     given = grads, moments.mu, moments.nu, params, decays
     gathered, mu, nu, old, decays = map(gather_small, given)
     old_moments = moments._replace(mu=mu, nu=nu)

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Elements, over all lanes, of a leaf that is packed. Larger ones stay by themselves: joining and
-# splitting them would cost the device more than it saves the host.
-SMALL = 2**19
+# Elements of a leaf that is packed, over all lanes and of one. Larger ones stay by themselves:
+# joining and splitting them would cost the device more than it saves the host.
+SMALL = 2**19, 2**15
 
 
 class Packed(NamedTuple):

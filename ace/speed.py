@@ -23,9 +23,9 @@ from rich.table import Table
 from ace import kernels
 from ace.collect import Collector
 from ace.envs import get_spec
-from ace.evaluate import PHASES, Evaluator
+from ace.evaluate import RESET, Evaluator
 from ace.lanes import Program, RunState
-from ace.resources import check_memory, replay_capacity
+from ace.resources import check_memory, peak_memory, replay_capacity
 from ace.train import Loop, Run
 
 WARM_UP = 20
@@ -200,14 +200,14 @@ def measure_run(run: Run, program: Program, steps: int) -> tuple[Times, dict[str
             begun = time.perf_counter()
             loop.begin_evaluation()
             start = time.perf_counter() - begun
-            rounds = -(-steps // PHASES)
-            go(min(rounds, 6) * PHASES)  # compiles, and settles
-            beside = go(rounds * PHASES)
+            phases = loop.evaluator.phases
+            go(RESET + 3 * phases)  # until its rounds have begun, and all is compiled
+            beside = go(-(-steps // phases) * phases)  # whole rounds
             loop.evaluator.close()
         simulators = measure_environment(loop.collector, (lanes, program.action_size), steps)
     between = config.eval_every / config.action_repeat
     longest = get_spec(run.setups[0].task).max_episode_steps or config.eval_every
-    busy = min(longest / config.action_repeat * PHASES, between)  # steps beside an evaluation
+    busy = min(longest / config.action_repeat * phases, between)  # steps beside an evaluation
     average = (busy * np.mean(beside) + (between - busy) * np.mean(alone) + start) / between
     return simulators, {
         "step": spread(alone),
@@ -239,8 +239,7 @@ def measure(run: Run, steps: int, limit: float, work: Times, profile: bool) -> d
                 found[part]["kernels"] = profiled(functools.partial(bench.call, part))
         del bench
         found["environment"], found["end_to_end"] = measure_run(run, program, steps)
-    stats = jax.devices()[0].memory_stats() or {}
-    found["device_peak_bytes"] = stats.get("peak_bytes_in_use")
+    found["device_peak_bytes"] = peak_memory()
     return found
 
 

@@ -231,3 +231,35 @@ def test_batch_norm_kernels_bear_a_far_mean_and_a_first_row_far_from_it() -> Non
     np.testing.assert_allclose(var[:, 0], exact.var(1), rtol=1e-5)
     unit = (exact - exact.mean(1)) / np.sqrt(exact.var(1) + 1e-5)
     np.testing.assert_allclose(y, np.where(unit > 0, unit, np.expm1(unit)), atol=2e-4)
+
+
+def test_a_step_of_the_model_in_kernels() -> None:
+    for got, wanted in kernels.dynamics.trial(jnp.bfloat16):
+        np.testing.assert_allclose(got.astype(F), wanted.astype(F), rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize("lanes", [1, 100])  # programs of few rows and of many
+@pytest.mark.parametrize("given", [False, True])
+def test_plans_imagine_the_same_with_kernels(monkeypatch, lanes: int, given: bool) -> None:
+    monkeypatch.setattr(nets, "on_gpu", lambda: True)
+    config = replace(Config(), {"net.mlp": 128, "net.encoder": 128, "precision": "bf16"})
+    rng = np.random.default_rng(0)
+    params, stats = model.init(rng, config, 5, 3)
+    stats = jax.tree.map(lambda x: x + rng.uniform(0, 1, x.shape).astype("f"), stats)
+    params = learner.cast(config, params)
+    z = jnp.asarray(rng.standard_normal(64), jnp.bfloat16) * (jnp.arange(64) < 50)
+    b = jnp.asarray(rng.uniform(-1, 1, 128), jnp.bfloat16) if given else None
+    actions = jnp.asarray(rng.uniform(-1, 1, (3, 72, 3)), F)
+
+    def imagine() -> tuple:
+        with kernels.lanes(lanes):
+            free = model.imagine(params, stats, z, b, actions)
+            return *free, *model.imagine_policy(params, stats, config.learn, z, b, actions)
+
+    got = imagine()
+    text = str(jax.make_jaxpr(imagine)())
+    assert "believe" in text and "project" in text
+    monkeypatch.setattr(common, "INTERPRET", False)
+    for x, y in zip(got, imagine(), strict=True):
+        assert x.shape == y.shape and x.dtype == y.dtype
+        np.testing.assert_allclose(x.astype(F), y.astype(F), rtol=0.05, atol=0.05)

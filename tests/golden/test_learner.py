@@ -287,6 +287,30 @@ def test_a_gradient_that_is_no_number_changes_nothing(where: str) -> None:
     assert good.skipped == new.skipped and good.update_step == 2
 
 
+def test_a_policy_gradient_that_is_no_number_leaves_out_the_policy_alone(monkeypatch) -> None:
+    state, batch, args = start(), batch_of(), (STEP, jnp.bool_(True))
+    good, _, _ = learner.update(lane_of(CONFIG), state, batch, *args)
+    honest = learner.policy_loss_of
+
+    def broken(*args):
+        loss, aux = honest(*args)
+        return loss * jnp.nan, aux
+
+    monkeypatch.setattr(learner, "policy_loss_of", broken)
+    new, _, _ = learner.update(lane_of(CONFIG), state, batch, *args)
+    assert new.skipped == state.skipped + 1 and good.skipped == state.skipped
+
+    def model_of(s):
+        rest = {name: p for name, p in s.params.items() if name != "policy"}
+        return s._replace(params=rest, opt=s.opt[0], skipped=0)
+
+    def equal(a, b):
+        jax.tree.map(np.testing.assert_array_equal, a, b)
+
+    equal((new.params["policy"], new.opt[1]), (state.params["policy"], state.opt[1]))
+    equal(model_of(new), model_of(good))
+
+
 def test_a_good_update_is_not_counted_as_skipped(first) -> None:
     assert first[2].skipped == 0
 

@@ -134,7 +134,9 @@ class Film:
 
 
 def test_one_of_several_lanes_can_be_filmed(monkeypatch):
-    monkeypatch.setattr(lanes, "SMALL", 100)  # some leaves are small alone and large with others
+    monkeypatch.setattr(
+        lanes, "SMALL", (100, 100)
+    )  # some leaves are small alone and large with others
     monkeypatch.setattr(evaluate, "make", Film)
     program = Program("ace", [setup(0, SMALL), setup(1, LARGE)])
     learner = program.init_learner()

@@ -1,11 +1,16 @@
 """Whole runs, small: equal runs are equal bit for bit, seeds differ everywhere, lanes may vary."""
 
 import csv
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ace.lanes import Program
+from ace import evaluate
+from ace.config import Config, replace
+from ace.envs import EnvSpec
+from ace.lanes import LaneSetup, Program
 from tests.run.helpers import leaves, small_run
 
 TASK = "probe/long"  # episodes of 1 to 12 steps, terminated and truncated
@@ -80,3 +85,21 @@ def test_workers_change_nothing(two_seeds, tmp_path):
     one, other = leaves(two_seeds[0]), leaves(state)
     for name, leaf in one.items():
         np.testing.assert_array_equal(leaf, other[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("length", "every", "calls"),
+    [
+        (1000, 20_000, 16),  # 250 rounds in 5,000 agent steps: as slow as allowed
+        (1000, 10_000, 8),
+        (1000, 4_000, 4),  # cannot end in time
+        (None, 20_000, 8),
+    ],
+)
+def test_evaluations_end_before_the_next_begins(monkeypatch, length, every: int, calls: int):
+    monkeypatch.setattr(evaluate, "get_spec", lambda task: EnvSpec(task, 1, 1, length))
+    config = replace(Config(), {"eval_every": every, "action_repeat": 4})
+    program: Any = SimpleNamespace(config=config, setups=[LaneSetup(TASK, 0, config, (1, 1))])
+    assert evaluate.phases(program) == calls
+    if calls > 4 and length:
+        assert evaluate.RESET + calls * length / 4 < every / 4
