@@ -132,13 +132,15 @@ class Program:
         self.stop = threading.Event()  # to compile ahead
         self.traces: dict[str, int] = {}
         over = self._compile
-        self.act = over(self._act, (0, 0, 0, 0), donate=(2,))
+        self.act = over(self._act, (0, 0, 0, 0, 0), donate=(2, 4))
         self.act_eval = over(self._act_eval, (0, 0, 0, 0, None, None), donate=(2,))
         self.act_policy = over(self._act_policy, (0, 0, 0))
         self.act_seed = over(self._act_seed, (0, None))
         self.add = over(self._add, (0, 0), donate=(0,))
         self.drop = over(replay.drop, (0, 0), donate=(0,))
         self.copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+        self._put = jax.jit(lambda place, new: new, donate_argnums=0, keep_unused=True)
+        self._place = jnp.zeros_like(self.given.pack(self._no_given).small)
         self.update = over(self._update, (0, 0, 0, 0), donate=(1, 2))
 
     def one_lane(self, setup: LaneSetup) -> Lane:
@@ -205,12 +207,19 @@ class Program:
         return self._nothing(len(self.setups))
 
     def give(self, agent_step: int, **what: np.ndarray) -> Packed:
-        """What the device needs to know in a step; what is not said is zero.
+        """Put on the device what a step needs, in the place of what was given last; what is not
+        said is zero.
 
-        It stays on the host: calls take it along in less time than it takes to put it there first.
+        Always the same place: graphs of kernels need not be changed before they are launched.
         """
         step = np.full(len(self.setups), agent_step, np.int32)
-        return self.given.pack(self._no_given._replace(agent_step=step, **what))
+        packed = self.given.pack(self._no_given._replace(agent_step=step, **what))
+        self._place = self._put(self._place, packed.small)
+        return packed._replace(small=self._place)
+
+    def init_action(self) -> jax.Array:
+        """A place for actions."""
+        return jnp.zeros((len(self.setups), self.action_size))
 
     def init_state(self, obs: np.ndarray, capacity: int) -> RunState:
         """The state of a run whose first observations are `obs`."""
@@ -252,25 +261,29 @@ class Program:
         obs = jax.ShapeDtypeStruct((lanes, episodes, self.obs_size), jnp.float32)
         copies = like(self.init_memory(episodes))
         update = (self.update, (lane, learner, store, given))
-        act = (self.act, (lane, learner, memory, given))
+        act = (self.act, (lane, learner, memory, given, like(self.init_action())))
         act_eval = (self.act_eval, (lane, learner, copies, obs, number, number))
+        act_policy = (self.act_policy, (lane, learner, obs))
         # The evaluation's last: it is needed last. No daemons: ending inside XLA would abort.
         threads = [
             threading.Thread(target=_compile_now, args=(self.stop, *work))
-            for work in ([update], [act, act_eval])
+            for work in ([update], [act, act_eval, act_policy])
         ]
         for thread in threads:
             thread.start()
         return threads
 
     def _act(
-        self, lane: Packed, learner: Packed, memory: Packed, given: Packed
+        self, lane: Packed, learner: Packed, memory: Packed, packed: Packed, place: jax.Array
     ) -> tuple[jax.Array, Packed]:
-        """Plan from an observation; the memory is forgotten where it is the first."""
-        x: Given = self.given.unpack(given)
+        """Plan from an observation, in the place of an action that is used up; the memory is
+        forgotten where the observation is the first."""
+        x: Given = self.given.unpack(packed)
         one: Lane = self.lanes.unpack(lane)
         key = keys.key(one.seed, "plan", x.agent_step)
-        return self._plan(one, learner, memory, x.obs, x.first, x.agent_step, key, train=True)
+        given = x.obs, x.first, x.agent_step
+        action, memory = self._plan(one, learner, memory, *given, key, train=True)
+        return jnp.where(x.agent_step < 0, place, action), memory  # never: what is used has a place
 
     def _plan(self, lane: Lane, learner: Packed, memory: Packed, *given: Any, train: bool):
         learned, kept = self.learners.unpack(learner), self.memories.unpack(memory)

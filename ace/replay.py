@@ -8,7 +8,7 @@ are the leaves of a tree with 64 children a node, so drawing and changing them c
 however much is stored.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -222,9 +222,18 @@ def sample(replay: Replay, config: ReplayConfig, key: jax.Array, batch: int, hor
 
 
 def set_priorities(
-    replay: Replay, config: ReplayConfig, index: jax.Array, priority: jax.Array, active: jax.Array
+    replay: Replay,
+    config: ReplayConfig,
+    index: jax.Array,
+    priority: jax.Array,
+    active: jax.Array,
+    found: Any = (),
 ) -> Replay:
-    """Write the new priorities of sampled segments, unless the lane sat this update out."""
+    """Write the new priorities of sampled segments, unless the lane sat this update out.
+
+    `found` is what else was made of the old ones: it comes first, so that they need no copy.
+    """
     value = (priority + config.priority_floor) ** config.priority_power
     value = jnp.where(active & jnp.isfinite(value), value, replay.tree.sums[0][index])
-    return replay._replace(tree=set_leaves(replay.tree, index, value))
+    tree, value, _ = jax.lax.optimization_barrier((replay.tree, value, found))
+    return replay._replace(tree=set_leaves(tree, index, value))

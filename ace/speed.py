@@ -84,8 +84,7 @@ class Bench:
     def __init__(self, program: Program, capacity: int):
         self.program, self.lanes = program, len(program.setups)
         rng = np.random.default_rng(0)
-        self.given = program.give(30_000, obs=self._obs(rng), active=np.ones(self.lanes, bool))
-        self.state = program.init_state(self._obs(rng), capacity)  # step 30,000: past the ramps
+        self.state = program.init_state(self._obs(rng), capacity)
         store = self.state.replay
         random = np.asarray(program.act_seed(program.lane, np.int32(0)))
         for step in range(random.shape[1]):
@@ -95,6 +94,9 @@ class Bench:
             given = program.give(step, obs=obs, final_obs=final_obs, action=action, reward=reward)
             store = program.add(store, given)
         self.state = self.state._replace(replay=store)
+        # Step 30,000: past the ramps.
+        self.given = program.give(30_000, obs=self._obs(rng), active=np.ones(self.lanes, bool))
+        self.action = program.init_action()
         self.parts = {"plan": program.act, "update": program.update}
 
     def _obs(self, rng: np.random.Generator) -> np.ndarray:
@@ -103,15 +105,17 @@ class Bench:
     def arguments(self, part: str) -> tuple:
         """What a part is called with."""
         lane, (learner, memory, store) = self.program.lane, self.state
-        return lane, learner, memory if part == "plan" else store, self.given
+        if part == "plan":
+            return lane, learner, memory, self.given, self.action
+        return lane, learner, store, self.given
 
     def call(self, part: str) -> Any:
         """Make one call, which replaces the state that it uses up."""
         out = self.parts[part](*self.arguments(part))
         learner, memory, store = self.state
         if part == "plan":
-            self.state = RunState(learner, out[1], store)
-            return out[0]
+            self.action, self.state = out[0], RunState(learner, out[1], store)
+            return self.action
         self.state = RunState(out[0], memory, out[1])
         return out[2]
 

@@ -109,6 +109,7 @@ class Loop:
         self.writer = ThreadPoolExecutor(1)
         self.writing: Future[None] = self.writer.submit(lambda: None)  # the agents' file
         self.arrived: dict[str, np.ndarray] | None = None  # the transitions not yet stored
+        self.action = program.init_action()
         self.random: np.ndarray | None = None  # [L, BLOCK, A] actions of the seed phase
         self.save_seconds = 60 * run.save_minutes
         self.signum = 0
@@ -251,11 +252,11 @@ class Loop:
             self.collector.send(chosen)
             learner, store = self.learn(learner, store, given, due, agent_step)
         else:
-            action, memory = program.act(program.lane, learner, memory, given)
+            self.action, memory = program.act(program.lane, learner, memory, given, self.action)
             # The rest of the device's work is queued before the action is there, so that it never
             # waits for the host.
             learner, store = self.learn(learner, store, given, due, agent_step)
-            chosen = np.asarray(action)
+            chosen = np.array(self.action)  # a copy: the next action takes its place
             self.collector.send(chosen)
         self.state = RunState(learner, memory, store)
         got = self.collector.recv()

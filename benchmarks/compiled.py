@@ -101,7 +101,9 @@ def main() -> None:
     obs = np.zeros((args.lanes, sizes[0]), np.float32)
     store = jax.eval_shape(lambda: program.init_replay(obs, args.capacity))
     state = program.init_memory() if args.function == "act" else store
-    given = program.lane, program.init_learner(), state, program.give(0)
+    given = [program.lane, program.init_learner(), state, program.give(0)]
+    if args.function == "act":
+        given.append(program.init_action())
     given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), given)
     lowered = getattr(program, args.function).lower(*given)
     begun = time.perf_counter()

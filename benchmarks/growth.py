@@ -10,6 +10,7 @@ import argparse
 import csv
 import functools
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -44,7 +45,9 @@ def sampling(program: Program, capacity: int, steps: int) -> dict[str, float]:
         lane, learned = program.lanes.unpack(lane), program.learners.unpack(learned)
         batch = learner.draw(lane, learned, store)
         priority = jnp.abs(batch.reward).sum(0)
-        return replay.set_priorities(store, config.replay, batch.index, priority, jnp.bool_(True))
+        return replay.set_priorities(
+            store, config.replay, batch.index, priority, jnp.bool_(True), batch.weight
+        )
 
     both = jax.jit(jax.vmap(one), donate_argnums=2)
 
@@ -76,12 +79,15 @@ def main() -> None:
         )
         print(f"{what:8} {setting:14} {value:9,} {times['ms']:9.3f} ms", flush=True)
 
-    for name, values in CHANGES.items():
-        for value in values:
-            flag = f"--{name.replace('_', '-')}"
-            bench = Bench(program_of(args, flags, flag, str(value)), 20_000)
-            add("update", name, value, timed(functools.partial(bench.call, "update"), args.steps))
-            add("plan", name, value, timed(functools.partial(bench.call, "plan"), args.steps))
+    flag = {name: f"--{name.replace('_', '-')}" for name in CHANGES}
+    changes = [(name, value) for name, values in CHANGES.items() for value in values]
+    benches = [
+        Bench(program_of(args, flags, flag[name], str(value)), 20_000) for name, value in changes
+    ]
+    with ThreadPoolExecutor() as pool:  # compiling takes most of the time
+        list(pool.map(lambda bench: bench.call("update"), benches))
+    for (name, value), bench in zip(changes, benches, strict=True):
+        add("update", name, value, timed(functools.partial(bench.call, "update"), args.steps))
     program = program_of(args, flags)
     for capacity in CAPACITIES:
         add("sampling", "capacity", capacity, sampling(program, capacity, args.steps))

@@ -184,5 +184,5 @@ def update(
     active = active & (replay.total(store.tree) > 0)
     batch = learner.draw(lane, state, store)
     state, priority, metrics = learner.update(lane, state, batch, agent_step, active)
-    store = replay.set_priorities(store, config.replay, batch.index, priority, active)
+    store = replay.set_priorities(store, config.replay, batch.index, priority, active, batch.weight)
     return state, store, metrics
