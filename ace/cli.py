@@ -287,7 +287,8 @@ def prepare_jax() -> None:
     # XLA ends the process when it does not know a flag, so only where it is known to.
     if version("jaxlib").startswith("0.11.") and "command_buffer_update_mode" not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_command_buffer_update_mode=SKIP_TEMP"
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # it warns that this changes allocation
+        if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # JAX's own setting
+            os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # XLA warns that this changes allocation
     import jax
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
