@@ -264,12 +264,16 @@ class Program:
         act = (self.act, (lane, learner, memory, given, like(self.init_action())))
         act_eval = (self.act_eval, (lane, learner, copies, obs, number, number))
         act_policy = (self.act_policy, (lane, learner, obs))
-        # The evaluation's last: it is needed last. No daemons: ending inside XLA would abort.
-        threads = [
-            threading.Thread(target=_compile_now, args=(self.stop, *work))
-            for work in ([update], [act, act_eval, act_policy])
-        ]
-        for thread in threads:
+        # No daemons: ending inside XLA would abort.
+        first = [threading.Thread(target=_compile_now, args=(self.stop, w)) for w in (update, act)]
+
+        def later() -> None:
+            """Evaluation comes last, and Python traces one function at a time."""
+            for thread in first:
+                thread.join()
+            _compile_now(self.stop, act_eval, act_policy)
+
+        for thread in (threads := [*first, threading.Thread(target=later)]):
             thread.start()
         return threads
 

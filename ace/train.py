@@ -102,7 +102,9 @@ class Loop:
         self.program, self.config, self.folder = program, program.config, run.folder
         self.keeper = resume.Keeper(program, run.folder, capacity)
         lanes = len(program.setups)
-        self.workers = count_workers(self.config, lanes * self.config.eval_episodes)
+        # Few for evaluations, which have time: all together would slow down the training's.
+        workers = count_workers(self.config, 4 * lanes * self.config.eval_episodes)
+        self.workers = -(-workers // 4)
         self.evaluator: Evaluator | None = None
         self.evaluated_step: int | None = None  # agent step of the evaluation in progress
         self.compiling: list[threading.Thread] = []
