@@ -294,5 +294,8 @@ def prepare_jax() -> None:
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
         jax.config.update("jax_compilation_cache_dir", str(root / "ace" / "xla"))
+    from ace import stored
+
+    stored.enable()
     # Small programs too: a run starts with dozens of them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -7,13 +7,14 @@ import math
 import operator
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ace import kernels, keys, replay
+from ace import kernels, keys, replay, stored
 from ace.agents import AGENTS
 from ace.config import Config, ConfigError, flatten
 from ace.noise import noise_maps
@@ -103,13 +104,47 @@ def _known(options: dict[str, Any]) -> dict[str, Any]:
         return functools.reduce(operator.or_, map(_known, alone), {})
 
 
-def _compile_now(stop: threading.Event, *work: tuple[Any, tuple]) -> None:
-    """Compile functions; the caches keep them. An error will show again where one is used."""
+class Function:
+    """A function over lanes: compiled when it is called first, or ahead of time."""
+
+    def __init__(self, function: Callable, described: tuple, **how: Any):
+        """`described` is all that it depends on besides the shapes of its arguments; if that is
+        nothing, it is not known, and the function is not kept on disk."""
+        self.function, self.described, self.how = function, described, how
+        self.jitted = jax.jit(function, **how)
+        self.lower, self.trace = self.jitted.lower, self.jitted.trace
+        self.ready: Callable | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        """The result for all lanes."""
+        return (self.ready or self.jitted)(*args)
+
+    def compile(self, stop: threading.Event, *args: Any) -> None:
+        """Be ready for arguments of such shapes; traced functions are kept on disk."""
+        jitted, file = self.jitted, self._file(args)
+        if file:
+            # What is loaded must be what was compiled before, so a new one takes the same way.
+            with contextlib.suppress(Exception):
+                traced = stored.load(file)
+                if not traced:
+                    traced = stored.trace(self.function, *args)
+                    stored.save(file, traced)
+                jitted = jax.jit(traced.function(self.function.__name__), **self.how)
+        lowered = None if stop.is_set() else jitted.lower(*args)
+        if lowered and not stop.is_set():
+            self.ready = lowered.compile()
+
+    def _file(self, args: tuple) -> Path | None:
+        leaves, structure = jax.tree.flatten(args)
+        shapes = [(x.shape, str(x.dtype)) for x in leaves]
+        return stored.path(*self.described, str(structure), shapes) if self.described else None
+
+
+def _compile_now(stop: threading.Event, *work: tuple[Function, tuple]) -> None:
+    """Compile functions. An error will show again where one is used."""
     for function, args in work:
         with contextlib.suppress(Exception):
-            lowered = None if stop.is_set() else function.lower(*args)
-            if lowered and not stop.is_set():
-                lowered.compile()
+            function.compile(stop, *args)
 
 
 class Program:
@@ -153,7 +188,7 @@ class Program:
             noise_map=jnp.asarray(noise_maps(plan.horizon, plan.noise_beta)),
         )
 
-    def _compile(self, function: Callable, axes: tuple, donate: tuple = ()) -> Callable:
+    def _compile(self, function: Callable, axes: tuple, donate: tuple = ()) -> Function:
         name = function.__name__.removeprefix("_")
 
         def traced(*args: Any) -> Any:
@@ -164,7 +199,12 @@ class Program:
 
         traced.__name__ = name  # what profiles and compile logs show
         options = compiler_options(update=name == "update")
-        return jax.jit(traced, donate_argnums=donate, compiler_options=options)
+        settings = sorted(flatten(self.config).items())
+        sizes = len(self.setups), self.obs_size, self.action_size
+        fast = kernels.on_gpu(), kernels.fits(kernels.gru, kernels.gru.TILE, 128)
+        known = self.agent.__name__.startswith("ace.")  # what another agent depends on is not
+        described = (name, self.agent_name, settings, sizes, fast, options) if known else ()
+        return Function(traced, described, donate_argnums=donate, compiler_options=options)
 
     @functools.cached_property
     def _first_learner(self) -> LearnerState:

@@ -5,6 +5,8 @@ import os
 import shutil
 import tempfile
 
+import pytest
+
 CACHE = "ACE_TEST_CACHE"
 os.environ.setdefault(CACHE, tempfile.mkdtemp(prefix="ace-tests-"))  # test processes inherit it
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ[CACHE]
@@ -12,6 +14,12 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Compiling is most of what the suite does; these halve it, and no test is about speed.
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stored(monkeypatch) -> None:
+    """Trace every function: tests change code that compiled ones on disk would not have."""
+    monkeypatch.setattr("ace.stored.enable", lambda: None)
 
 
 def pytest_unconfigure(config) -> None:

@@ -9,7 +9,7 @@ from ace.config import Config, flatten
 
 ROOT = Path(__file__).parents[2] / "ace"
 LAYERS = [
-    {"types", "keys", "config", "kernels", "packing"},
+    {"types", "keys", "config", "kernels", "packing", "stored"},
     {"nets", "noise"},
     {"model"},
     {"targets", "losses", "planners"},
