@@ -134,7 +134,7 @@ def update(
     new_params = new_model | new_policy
     stats = fold_stats(state.stats, novelty_stats, aux["stats"], learn.batch)
     stats, moments = choose(moved, (stats, found), (state.stats, state.moments))
-    left_out = active & ~(jnp.isfinite(norm) & jnp.isfinite(policy_norm))
+    left_out = (active & ~jnp.isfinite(norm)) | (turn & ~jnp.isfinite(policy_norm))
     new_state = LearnerState(
         new_params,
         stats,

@@ -194,14 +194,21 @@ class Loop:
                         simulator_faults=self.collector.faults,
                         updates_ahead=0,
                     )
-                    if self.env_step >= self.next_evaluation:
+                    # A save plays the evaluation in progress to its end; where there is time, it
+                    # waits for that.
+                    waited = time.monotonic() - last_save
+                    evaluate = self.env_step >= self.next_evaluation
+                    idle = self.evaluated_step is None or evaluate
+                    due = waited > (1 if idle else 2) * self.save_seconds > 0
+                    if due:
+                        self.save()
+                        last_save = time.monotonic()
+                    if evaluate:
                         self.begin_evaluation()
                     self.advance_evaluation()
                     self.keeper.check()
-                    due = time.monotonic() - last_save > self.save_seconds > 0
-                    if due or self.signum or self.agent_step == self.steps:
+                    if self.signum or self.agent_step == self.steps:
                         self.save()
-                        last_save = time.monotonic()
                     if self.signum and self.agent_step < self.steps:
                         self.keeper.wait()
                         raise Stopped(self.signum, self.folder, self.env_step)

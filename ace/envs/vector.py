@@ -252,7 +252,7 @@ class VectorEnv:
         lost.kill()
         group = self._start(lost.first_row, lost.first_row + len(lost.requests))
         self._groups[index] = group
-        reply = group.recv(self._timeout)
+        reply = group.recv(self._timeout + len(lost.requests))  # it may have many to make
         if not isinstance(reply, Exception):
             group.send(pickle.dumps(("restore", (episodes.tolist(), list(actions)))))
             reply = group.recv(self._patience(actions))

@@ -68,12 +68,12 @@ class _Rows:
         at = pallas().program_id(0) * each + jnp.arange(each)
         self.real = None if rows % each == 0 else (at < rows)[:, None]
 
-    def read(self, ref: Any, columns: slice, *lead: Any) -> jax.Array:
+    def read(self, ref: Any, columns: slice, width: int, *lead: Any) -> jax.Array:
+        """Some columns of an array that really has so many."""
         from jax.experimental.pallas import triton
 
-        *_, rows, width = ref.shape
         size = columns.stop - columns.start
-        if rows == 1:  # the same for all
+        if ref.shape[-2] == 1:  # the same for all
             return jnp.broadcast_to(ref[0, columns], (self.count, size))
         real = self.real
         if columns.stop > width:
@@ -107,11 +107,11 @@ def _believe(each: int, z, actions, t, b, wi, wh, scale, bias) -> jax.Array:
         *old, out = refs
         here = _Rows(each, rows)
         inputs = [
-            (here.read(x, at, *step), start + at.start, start + at.stop)
-            for x, start, end, *step in ((z, 0, latent), (actions, latent, wi.shape[0], t[0]))
-            for at in _pieces(end - start)
+            (here.read(x, at, real, *step), start + at.start, start + at.stop)
+            for x, start, real, *step in ((z, 0, latent), (actions, latent, size, t[0]))
+            for at in _pieces(x.shape[-1])
         ]
-        old = [here.read(b, slice(0, width)) for b in old]
+        old = [here.read(b, slice(0, width), width) for b in old]
 
         def product(k: int) -> jax.Array:
             columns = slice(k * width, (k + 1) * width)
@@ -151,7 +151,8 @@ def _believe(each: int, z, actions, t, b, wi, wh, scale, bias) -> jax.Array:
         grid=(-(-rows // each),),
         in_specs=[
             tile(latent) if count == rows else whole(z),
-            pl.BlockSpec((steps, each, size), lambda i: (0, i, 0)),
+            # Wider than the array: JAX refuses a slice beyond a block, though it is masked.
+            pl.BlockSpec((steps, each, wi.shape[0] - latent), lambda i: (0, i, 0)),
             pl.BlockSpec((1,), lambda i: (0,)),
             *[whole(w) for w in weights],
             *[tile(width) for _ in old],
@@ -173,7 +174,7 @@ def _project(each: int, b, w, factor, offset, out, c) -> jax.Array:
 
     def kernel(b, w, factor, offset, out, c, z):
         here = _Rows(each, rows)
-        x = here.read(b, slice(0, width))
+        x = here.read(b, slice(0, width), width)
 
         def some(i: jax.Array, total: jax.Array) -> jax.Array:
             at = pl.ds(i * CHUNK, CHUNK)
@@ -201,8 +202,8 @@ def _project(each: int, b, w, factor, offset, out, c) -> jax.Array:
 
 
 def possible(rows: int, latent: int, action: int, belief: int, hidden: int, dtype: Any) -> bool:
-    """Whether the kernels can hold such sizes."""
-    even = latent in (16, 32, 64, 128) and action % 16 == 0 and belief in (128, 256)
+    """Whether the kernels can hold such sizes, in the memory of a multiprocessor too."""
+    even = latent in (16, 32, 64, 128) and action % 16 == 0 and belief == 128
     return dtype == BF16 and rows >= 16 and even and hidden % CHUNK == 0
 
 

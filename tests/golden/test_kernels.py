@@ -238,18 +238,21 @@ def test_a_step_of_the_model_in_kernels() -> None:
         np.testing.assert_allclose(got.astype(F), wanted.astype(F), rtol=2**-7, atol=2**-7)
 
 
-@pytest.mark.parametrize("lanes", [1, 100])  # programs of few rows and of many
-@pytest.mark.parametrize("given", [False, True])
-def test_plans_imagine_the_same_with_kernels(monkeypatch, lanes: int, given: bool) -> None:
+@pytest.mark.parametrize(
+    ("lanes", "given", "size"),
+    # Programs of few rows and of many; 38 actions are padded to 48, which is no power of two.
+    [(1, False, 3), (1, True, 38), (100, False, 38), (100, True, 3)],
+)
+def test_plans_imagine_the_same_with_kernels(monkeypatch, lanes, given, size: int) -> None:
     monkeypatch.setattr(nets, "on_gpu", lambda: True)
     config = replace(Config(), {"net.mlp": 128, "net.encoder": 128, "precision": "bf16"})
     rng = np.random.default_rng(0)
-    params, stats = model.init(rng, config, 5, 3)
+    params, stats = model.init(rng, config, 5, size)
     stats = jax.tree.map(lambda x: x + rng.uniform(0, 1, x.shape).astype("f"), stats)
     params = learner.cast(config, params)
     z = jnp.asarray(rng.standard_normal(64), jnp.bfloat16) * (jnp.arange(64) < 50)
     b = jnp.asarray(rng.uniform(-1, 1, 128), jnp.bfloat16) if given else None
-    actions = jnp.asarray(rng.uniform(-1, 1, (3, 72, 3)), F)
+    actions = jnp.asarray(rng.uniform(-1, 1, (3, 72, size)), F)
 
     def imagine() -> tuple:
         with kernels.lanes(lanes):

@@ -309,6 +309,9 @@ def test_a_policy_gradient_that_is_no_number_leaves_out_the_policy_alone(monkeyp
 
     equal((new.params["policy"], new.opt[1]), (state.params["policy"], state.opt[1]))
     equal(model_of(new), model_of(good))
+    delayed = replace(CONFIG, {"parity.policy_delay": 2})  # at its second update nothing is due
+    later = state._replace(update_step=jnp.int32(1))
+    assert learner.update(lane_of(delayed), later, batch, *args)[0].skipped == state.skipped
 
 
 def test_a_good_update_is_not_counted_as_skipped(first) -> None:

@@ -19,6 +19,7 @@ FLAG = "--xla_gpu_command_buffer_update_mode"
     [
         ("0.10.2", "", ""),  # would end the process: it knows no such mode
         ("0.12.0", "", ""),  # nobody has tried
+        ("0.11.2", "/some/file", "/some/file"),
         ("0.11.2", "--xla_a=1", f"--xla_a=1 {FLAG}=SKIP_TEMP"),
         ("0.11.2", f"{FLAG}=ALWAYS_UPDATE", f"{FLAG}=ALWAYS_UPDATE"),
     ],
