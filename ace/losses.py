@@ -27,4 +27,7 @@ def value(q: jax.Array, target: jax.Array, weight: jax.Array) -> tuple[jax.Array
 
 def policy(q: jax.Array, mask: jax.Array) -> jax.Array:
     """Minus the smaller critic, summed over the H+1 latents and averaged over the batch (3.4)."""
-    return -jnp.sum(jnp.mean(q.min(0) * mask, -1))
+    # Not by `min`: its gradient divides by how many are equal to it, which is none if the compiler
+    # rounds them differently in two places.
+    smaller = jnp.where(q[0] <= q[1], q[0], q[1])
+    return -jnp.sum(jnp.mean(smaller * mask, -1))

@@ -5,8 +5,6 @@ import os
 import shutil
 import tempfile
 
-import pytest
-
 CACHE = "ACE_TEST_CACHE"
 os.environ.setdefault(CACHE, tempfile.mkdtemp(prefix="ace-tests-"))  # test processes inherit it
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ[CACHE]
@@ -15,11 +13,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # Compiling is most of what the suite does; these halve it, and no test is about speed.
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
+from ace import stored  # noqa: E402, after the settings above
 
-@pytest.fixture(autouse=True)
-def _nothing_stored(monkeypatch) -> None:
-    """Trace every function: tests change code that compiled ones on disk would not have."""
-    monkeypatch.setattr("ace.stored.enable", lambda: None)
+# Tests change code that functions on disk, traced before, would not have.
+stored.enable = lambda: None
 
 
 def pytest_unconfigure(config) -> None:

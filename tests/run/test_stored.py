@@ -103,14 +103,13 @@ def test_agents_from_elsewhere_are_not_kept(folder: Path, monkeypatch) -> None:
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"no such thing", None])
-def test_a_damaged_file_is_replaced(folder: Path, content: bytes | None) -> None:
-    program = made(program_of())
-    for file in folder.iterdir():
-        data = file.read_bytes()
-        file.write_bytes(data[: len(data) // 2] if content is None else content)
-    again = made(program_of())
-    assert set(again.traces) == set(program.traces)
+def test_damaged_files_are_replaced(folder: Path) -> None:
+    made(program_of())
+    empty, wrong, short, _ = folder.iterdir()
+    empty.write_bytes(b"")
+    wrong.write_bytes(b"no such thing")
+    short.write_bytes(short.read_bytes()[:-1000])
+    assert len(made(program_of()).traces) == 3
     assert not made(program_of()).traces
 
 
