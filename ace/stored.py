@@ -23,9 +23,8 @@ ENABLED = False
 KEPT = 30 * 24 * 3600  # seconds that a file stays after it was used last
 # Settings of JAX that say where files and messages go, and not what is compiled.
 SILENT = ("cache", "log", "dump", "traceback", "debug_nans", "profiler")
-KERNELS = (
-    "__gpu$xla.gpu.triton",
-)  # whose form JAX does not promise to keep, but we name its version
+# What JAX does not promise to load in another version; the file's name has the version in it.
+KERNELS = ("__gpu$xla.gpu.triton",)
 
 
 class Traced(NamedTuple):
