@@ -149,15 +149,10 @@ def reward(params: Params, z: jax.Array, b: jax.Array, action: jax.Array, b_next
 
 def value(params: Params, z: jax.Array, action: jax.Array) -> jax.Array:
     """Q1 and Q2 of (z, a): [2, ...], float32."""
-    x = _join(params["value"]["in"]["w"].shape[-2], z, action)
-
-    def critic(p: Params, x: jax.Array) -> jax.Array:
-        y = nets.dense_layer_norm(p["in"], p["norm_in"], x, "tanh")
-        return nets.dense_head(p["mid"], p["norm_mid"], p["out"], y)
-
-    if nets.on_gpu():  # the narrow input twice: the wide layers then stay in one order in memory
-        return jax.vmap(critic)(params["value"], jnp.stack([x, x]))
-    return jax.vmap(critic, (0, None))(params["value"], x)
+    p = params["value"]
+    x = _join(p["in"]["w"].shape[-2], z, action)
+    x = nets.twin_layer_norm(p["in"], p["norm_in"], x, "tanh")
+    return jax.vmap(nets.dense_head)(p["mid"], p["norm_mid"], p["out"], x)
 
 
 def policy(params: Params, z: jax.Array) -> jax.Array:

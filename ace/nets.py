@@ -149,6 +149,21 @@ def _activate(act: str, p: Params, norm: Params | None, x: jax.Array, dtype: Any
     return ACTIVATIONS[act](x).astype(dtype)
 
 
+def twin_layer_norm(p: Params, norm: Params, x: jax.Array, act: str) -> jax.Array:
+    """`dense_layer_norm` of several layers [G, ...] with the same input: [G, ..., W].
+
+    One product, if kernels that take it apart fit; a product each would have its own input.
+    """
+    if kernels.fits(kernels.rows, math.prod(x.shape[:-1]), p["b"].shape[-1]):
+        w = jnp.moveaxis(p["w"], 0, 1)
+        y = _product({"w": w.reshape(w.shape[0], -1)}, x)
+        params = p["b"], norm["scale"], norm["bias"]
+        rows = y.reshape(-1, y.shape[-1])
+        out: Any = kernels.bias_norm_act(act, True, x.dtype, rows, *params)
+        return out.reshape(-1, *x.shape[:-1], p["b"].shape[-1])
+    return jax.vmap(lambda p, norm: dense_layer_norm(p, norm, x, act))(p, norm)
+
+
 def _flat(p: Params, norm: Params | None, x: jax.Array) -> tuple[jax.Array, ...]:
     """Rows, their bias, and scale and bias of their norm, which are not read if there is none."""
     norm = norm or {"scale": p["b"], "bias": p["b"]}
@@ -242,19 +257,17 @@ def ln_gru(p: Params, x: jax.Array, b: jax.Array | None) -> jax.Array:
 
 
 def move(cell: Params, p: Params, stats: Params, z, b, actions: jax.Array, t) -> tuple | None:
-    """A step of the model for acting, if kernels for it fit: the latent and the belief after step t
+    """A step of the model for acting, if a kernel for it fits: the latent and the belief after step t
     of actions [H, n, A]."""
     size = cell["wi"].shape[-2] - z.shape[-1]
     sizes = (actions.shape[1], z.shape[-1], size, cell["wh"].shape[0], p["out"]["w"].shape[0])
     if not kernels.fits(kernels.dynamics, *sizes, z.dtype):
         return None
-    norm = cell["norm"]
-    weights = cell["wi"], cell["wh"], norm["scale"], norm["bias"]
-    b = kernels.dynamics.believe(z, actions, t, b, *weights)
     factor = p["norm"]["scale"] * jax.lax.rsqrt(stats["var"] + 1e-5)
     offset = p["norm"]["bias"] + (p["in"]["b"] - stats["mean"]) * factor
-    out = p["out"]
-    return kernels.dynamics.project(b, p["in"]["w"], factor, offset, out["w"], out["b"]), b
+    gates = cell["wi"], cell["wh"], cell["norm"]["scale"], cell["norm"]["bias"]
+    projector = p["in"]["w"], factor, offset, p["out"]["w"], p["out"]["b"]
+    return kernels.dynamics.step(z, actions, t, b, *gates, *projector)
 
 
 def cast(params: Params, dtype: jnp.dtype, latent: int) -> Params:

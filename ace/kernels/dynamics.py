@@ -1,7 +1,7 @@
-"""A step of the learned model where nothing learns, as in plans: the GRU with its products in one
-kernel, the projector in another. What lies between their products never goes through memory.
+"""A step of the learned model where nothing learns, as in plans: the GRU and the projector with
+their products in one kernel. What lies between the products never goes through memory.
 
-Both compute in bf16 and sum in float32.
+It computes in bf16 and sums in float32.
 """
 
 # pyright: reportCallIssue=false
@@ -21,24 +21,24 @@ BF16 = jnp.bfloat16
 MOST, FEWEST = 64, 16  # rows of a program
 BUSY = 2048  # rows of all lanes that make enough programs of the larger kind
 CHUNK = 64  # hidden units of the projector in hand at a time
-WARPS = 4
+WARPS, STAGES = 4, 3
 
 
-def plain_step(z, a, b, wi, wh, scale, bias) -> jax.Array:
-    """The new belief [n, D] of latents, actions and beliefs; an old belief may be None, and rows of
-    the matrix that no action dimension meets do not count."""
+def plain_step(z, a, b, wi, wh, scale, bias, w_in, factor, offset, w_out, c):
+    """The new latent [n, Z] and the new belief [n, D] of latents, actions and beliefs; an old
+    belief may be None, and rows of the matrix that no action dimension meets do not count.
+
+    The latent is elu(b w_in * factor + offset) w_out + c.
+    """
     x = jnp.concatenate([z, a.astype(z.dtype)], -1).astype(F32)
     parts = jnp.split(x @ wi[: x.shape[-1]].astype(F32), 3, -1)
     if b is not None:
         reset, update, new = jnp.split(b.astype(F32) @ wh.astype(F32), 3, -1)
         parts = [parts[0] + reset, parts[1] + update, parts[2], new]
-    return gru.plain(parts, b, scale, bias).astype(z.dtype)
-
-
-def plain_project(b, w, factor, offset, out, c) -> jax.Array:
-    """The new latent [n, Z]: elu(b w * factor + offset) out + c."""
-    h = ACTIVATIONS["elu"][0]((b.astype(F32) @ w.astype(F32)) * factor + offset)
-    return (h.astype(b.dtype).astype(F32) @ out.astype(F32) + c).astype(b.dtype)
+    b = gru.plain(parts, b, scale, bias).astype(z.dtype)
+    h = ACTIVATIONS["elu"][0]((b.astype(F32) @ w_in.astype(F32)) * factor + offset)
+    z = (h.astype(b.dtype).astype(F32) @ w_out.astype(F32) + c).astype(b.dtype)
+    return z, b
 
 
 def _dot(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -91,20 +91,23 @@ class _Rows:
         triton.store(ref.at[...], x.astype(ref.dtype), mask=real)
 
 
-def believe(z, actions, t, *args: Any) -> jax.Array:
+def step(z, actions, t, b, *weights: Any) -> tuple[jax.Array, jax.Array]:
     """`plain_step` with the actions of step t of [H, n, A], which taken out beforehand would cost a
-    kernel of their own; a single latent is that of all rows."""
-    return _believe(_each(actions.shape[1]), z, actions, jnp.asarray(t, jnp.int32)[None], *args)
+    kernel of their own; a single latent is that of all rows. Weights are those of the cell, then
+    those of the projector."""
+    t = jnp.asarray(t, jnp.int32)[None]
+    return _step(_each(actions.shape[1]), WARPS, STAGES, z, actions, t, b, *weights)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _believe(each: int, z, actions, t, b, wi, wh, scale, bias) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _step(each: int, warps: int, stages: int, z, actions, t, b, *weights: Any):
     pl = pallas()
+    wi, wh, *_, w_out, _ = weights
     (count, latent), (steps, rows, size), width = z.shape, actions.shape, wh.shape[0]
-    old = [] if b is None else [b]
+    hidden, old = w_out.shape[0], [] if b is None else [b]
 
-    def kernel(z, actions, t, wi, wh, scale, bias, *refs):
-        *old, out = refs
+    def kernel(z, actions, t, wi, wh, scale, bias, w_in, factor, offset, w_out, c, *refs):
+        *old, z_out, b_out = refs
         here = _Rows(each, rows)
         inputs = [
             (here.read(x, at, real, *step), start + at.start, start + at.stop)
@@ -113,41 +116,50 @@ def _believe(each: int, z, actions, t, b, wi, wh, scale, bias) -> jax.Array:
         ]
         old = [here.read(b, slice(0, width), width) for b in old]
 
-        def product(k: int) -> jax.Array:
+        # In an order that needs few registers: each product is added to what is there.
+        def gate(k: int, start: Any, function: Any) -> jax.Array:
             columns = slice(k * width, (k + 1) * width)
-            parts = [_dot(x, wi[start:stop, columns]) for x, start, stop in inputs]
-            return functools.reduce(operator.add, parts)
-
-        def hidden(k: int) -> list[jax.Array]:
-            return [_dot(b, wh[:, k * width : (k + 1) * width]) for b in old]
-
-        def gate(k: int, x: jax.Array, function: Any) -> jax.Array:
-            unit = common.standardised(x, gru.EPS)[0]
+            for x, first, last in inputs:
+                start = start + _dot(x, wi[first:last, columns])
+            unit = common.standardised(start, gru.EPS)[0]
             return function(fma(unit, scale[k, :], bias[k, :]), BF16)
 
-        new = product(2)
-        for candidate in hidden(2):
-            reset = gate(0, sum(hidden(0), product(0)), common.sigmoid)
-            new = fma(reset, candidate, new)
-        new = gate(2, new, common.tanh)
-        update = gate(1, sum(hidden(1), product(1)), common.sigmoid)
+        def from_old(k: int) -> Any:
+            return sum(_dot(b, wh[:, k * width : (k + 1) * width]) for b in old)
+
+        candidate = from_old(2)
+        if old:
+            candidate = gate(0, from_old(0), common.sigmoid) * candidate
+        new = gate(2, candidate, common.tanh)
+        update = gate(1, from_old(1), common.sigmoid)
         belief = update * new
         for x in old:
             x = wide(x)
             belief = fma(update, new - x, x)
-        here.write(out, belief)
+        belief = belief.astype(BF16)
+        here.write(b_out, belief)
+
+        def some(i: jax.Array, total: jax.Array) -> jax.Array:
+            """Some of the projector's hidden units are made and used up."""
+            at = pl.ds(i * CHUNK, CHUNK)
+            h = fma(_dot(belief, w_in[:, at]), factor[at], offset[at])
+            h = ACTIVATIONS["elu"][1](h, BF16)[0].astype(BF16)
+            return total + _dot(h, w_out[at, :])
+
+        zero = jnp.zeros((each, latent), F32)
+        here.write(z_out, jax.lax.fori_loop(0, hidden // CHUNK, some, zero) + c[...])
 
     def tile(width: int) -> Any:
         return pl.BlockSpec((each, width), lambda i: (i, 0))
 
     def whole(x: jax.Array) -> Any:
-        return pl.BlockSpec(x.shape, lambda i: (0, 0))
+        return pl.BlockSpec(x.shape, lambda i: (0,) * x.ndim)
 
-    weights = wi, wh, scale, bias
     return launch(
         kernel,
-        "believe",
-        warps=WARPS,
+        "step",
+        warps=warps,
+        stages=stages,
         grid=(-(-rows // each),),
         in_specs=[
             tile(latent) if count == rows else whole(z),
@@ -157,48 +169,9 @@ def _believe(each: int, z, actions, t, b, wi, wh, scale, bias) -> jax.Array:
             *[whole(w) for w in weights],
             *[tile(width) for _ in old],
         ],
-        out_specs=tile(width),
-        out_shape=jax.ShapeDtypeStruct((rows, width), z.dtype),
+        out_specs=[tile(latent), tile(width)],
+        out_shape=[jax.ShapeDtypeStruct((rows, n), z.dtype) for n in (latent, width)],
     )(z, actions, t, *weights, *old)
-
-
-def project(b, *args: Any) -> jax.Array:
-    """`plain_project` of rows: the hidden layer is made and used up chunk by chunk."""
-    return _project(_each(b.shape[0]), b, *args)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _project(each: int, b, w, factor, offset, out, c) -> jax.Array:
-    pl = pallas()
-    (rows, width), (hidden, latent) = b.shape, out.shape
-
-    def kernel(b, w, factor, offset, out, c, z):
-        here = _Rows(each, rows)
-        x = here.read(b, slice(0, width), width)
-
-        def some(i: jax.Array, total: jax.Array) -> jax.Array:
-            at = pl.ds(i * CHUNK, CHUNK)
-            h = fma(_dot(x, w[:, at]), factor[at], offset[at])
-            h = ACTIVATIONS["elu"][1](h, BF16)[0].astype(out.dtype)
-            return total + _dot(h, out[at, :])
-
-        zero = jnp.zeros((each, latent), F32)
-        here.write(z, jax.lax.fori_loop(0, hidden // CHUNK, some, zero) + c[...])
-
-    def whole(x: jax.Array) -> Any:
-        return pl.BlockSpec(x.shape, lambda i: (0,) * x.ndim)
-
-    weights = w, factor, offset, out, c
-    return launch(
-        kernel,
-        "project",
-        warps=WARPS,
-        stages=3,
-        grid=(-(-rows // each),),
-        in_specs=[pl.BlockSpec((each, width), lambda i: (i, 0)), *[whole(w) for w in weights]],
-        out_specs=pl.BlockSpec((each, latent), lambda i: (i, 0)),
-        out_shape=jax.ShapeDtypeStruct((rows, latent), b.dtype),
-    )(b, *weights)
 
 
 def possible(rows: int, latent: int, action: int, belief: int, hidden: int, dtype: Any) -> bool:
@@ -208,7 +181,7 @@ def possible(rows: int, latent: int, action: int, belief: int, hidden: int, dtyp
 
 
 def trial(dtype: Any) -> Iterator[common.Pair]:
-    """What both kernels give for a few numbers, and what they should give; only in bf16."""
+    """What the kernel gives for a few numbers, and what it should give; only in bf16."""
     if dtype != BF16:
         return
     keys = iter(jax.random.split(jax.random.key(3), 9))
@@ -216,17 +189,11 @@ def trial(dtype: Any) -> Iterator[common.Pair]:
     def some(*shape: int) -> jax.Array:
         return (jax.random.normal(next(keys), shape) / 4).astype(dtype)
 
-    z, actions, b, wi, wh = (
-        some(80, 64),
-        some(2, 80, 12).astype(F32),
-        some(80, 128),
-        some(80, 384),
-        some(128, 384),
-    )
+    z, actions, b = some(80, 64), some(2, 80, 12).astype(F32), some(80, 128)
     scale, bias = jax.random.normal(next(keys), (2, 3, 128))
+    cell = some(80, 384), some(128, 384), scale, bias
+    projector = some(128, 256), *jax.random.normal(next(keys), (2, 256)), some(256, 64)
+    weights = *cell, *projector, scale[0, :64]
     for latents, old in ((z, b), (z[:1], None)):
         given = jnp.broadcast_to(latents, z.shape), actions[1], old
-        wanted = plain_step(*given, wi, wh, scale, bias)
-        yield believe(latents, actions, 1, old, wi, wh, scale, bias), wanted
-    args = b, some(128, 256), *jax.random.normal(next(keys), (2, 256)), some(256, 64), scale[0, :64]
-    yield project(*args), plain_project(*args)
+        yield step(latents, actions, 1, old, *weights), plain_step(*given, *weights)

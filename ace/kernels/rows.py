@@ -5,6 +5,9 @@ of every row are kept. Backward: input and gradient are read once, and the sums 
 parameters' gradients come out of the same pass. A program walks through its rows and keeps its
 sums in registers; it is one warp, so that a sum over a row needs no shared memory, or more where
 that would take too many registers.
+
+Layers of several networks that share an input can come out of one product, side by side: given
+parameters [G, W], rows [n, G W] become G arrays [n, W], in one order of memory each.
 """
 
 # pyright: reportCallIssue=false
@@ -85,7 +88,8 @@ def _sizes(rows: int, width: int, sizes: tuple[int, int]) -> tuple[int, int, int
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def bias_norm_act(act: str, norm: bool, dtype: jnp.dtype, x, b, scale, bias) -> jax.Array:
-    """act(norm(x + b)) of rows [n, W] in a type; without the norm if it is false."""
+    """act(norm(x + b)) of rows [n, W] in a type; without the norm if it is false. With parameters
+    [G, W], of rows [n, G W]: [G, n, W]."""
     return fused_forward(act, norm, dtype, x, b, scale, bias)[0]
 
 
@@ -123,12 +127,28 @@ def fused_forward(act: str, norm: bool, dtype: jnp.dtype, x, b, scale, bias):
     return _forward_pass(f"{'norm_' if norm else ''}{act}", act, norm, dtype, (x, b, scale, bias))
 
 
+def _grouped(x: jax.Array, *params: jax.Array) -> tuple[int, int, list[jax.Array]]:
+    """Number of rows, their width, and parameters [G, W]."""
+    width = params[0].shape[-1]
+    return x.shape[0], width, [p.reshape(-1, width) for p in params]
+
+
+def _specs(each: int, width: int) -> tuple[Any, ...]:
+    """What a program (g, i) sees of arrays [n, G W], [G, W], [G, n, W] and [G, n]."""
+    pl = pallas()
+    return (
+        pl.BlockSpec((each, width), lambda g, i: (i, g)),
+        pl.BlockSpec((None, width), lambda g, i: (g, 0)),
+        pl.BlockSpec((None, each, width), lambda g, i: (g, i, 0)),
+        pl.BlockSpec((None, each), lambda g, i: (g, i)),
+    )
+
+
 def _forward_pass(name, act, norm, dtype, args, w=None):
     """Walk through the rows; given w, the result is their product with it."""
-    pl = pallas()
-    rows, width = args[0].shape
-    each, hand, warps = _sizes(rows, width, FORWARD)
     given = [] if w is None else [w]
+    rows, width, params = _grouped(args[0], *args[1:], *given)
+    groups, (each, hand, warps) = len(params[0]), _sizes(rows, width, FORWARD)
 
     def kernel(x, b, scale, bias, *refs):
         last, (out, *stats) = refs[: len(given)], refs[len(given) :]
@@ -145,23 +165,22 @@ def _forward_pass(name, act, norm, dtype, args, w=None):
 
         walk(each // hand, hand, [x], some)
 
-    whole = pl.BlockSpec((width,), lambda i: (0,))
-    block = pl.BlockSpec((each, width), lambda i: (i, 0))
-    column, each_row = pl.BlockSpec((each,), lambda i: (i,)), jax.ShapeDtypeStruct((rows,), F32)
+    wide_rows, whole, block, column = _specs(each, width)
+    each_row = jax.ShapeDtypeStruct((groups, rows), F32)
     count = 2 if norm else 0
     out, *stats = launch(
         kernel,
         name,
         warps=warps,
-        grid=(rows // each,),
-        in_specs=[block, whole, whole, whole, *[whole for _ in given]],
+        grid=(groups, rows // each),
+        in_specs=[wide_rows, *[whole for _ in params]],
         out_specs=[column if given else block, *[column] * count],
         out_shape=[
-            each_row if given else jax.ShapeDtypeStruct((rows, width), dtype),
+            each_row if given else jax.ShapeDtypeStruct((groups, rows, width), dtype),
             *[each_row] * count,
         ],
-    )(*args, *given)
-    return out, stats
+    )(args[0], *params)
+    return out.reshape(*args[1].shape[:-1], *out.shape[1:]), stats
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -175,9 +194,9 @@ def fused_backward(act: str, norm: bool, learned: bool, x, b, scale, bias, stats
 def _backward_pass(name, act, norm, learned, args, stats, dy, w=None):
     """Walk through the rows backwards; given w, `dy` is the gradient of their product with it."""
     pl = pallas()
-    rows, width = args[0].shape
-    each, hand, warps = _sizes(rows, width, BACKWARD)
     given = [] if w is None else [w]
+    rows, width, params = _grouped(args[0], *args[1:], *given)
+    groups, (each, hand, warps) = len(params[0]), _sizes(rows, width, BACKWARD)
     count = (3 if norm else 1) + len(given) if learned else 0
 
     def kernel(x, b, scale, bias, *refs):
@@ -200,25 +219,26 @@ def _backward_pass(name, act, norm, learned, args, stats, dy, w=None):
         for k, total in enumerate(totals):
             refs[-1][k, :] = total.sum(0)
 
-    whole = pl.BlockSpec((width,), lambda i: (0,))
-    block = pl.BlockSpec((each, width), lambda i: (i, 0))
-    column = pl.BlockSpec((each,), lambda i: (i,))
+    wide_rows, whole, block, column = _specs(each, width)
+    sums_of = pl.BlockSpec((None, None, count, width), lambda g, i: (g, i, 0, 0))
     dx, *found = launch(
         kernel,
         name,
         warps=warps,
-        grid=(rows // each,),
+        grid=(groups, rows // each),
         in_specs=[
-            *(block, whole, whole, whole, *[whole for _ in given]),
+            *(wide_rows, *[whole for _ in params]),
             *(column if given else block, *[column for _ in stats]),
         ],
-        out_specs=[block, pl.BlockSpec((None, count, width), lambda i: (i, 0, 0))][: 1 + learned],
+        out_specs=[wide_rows, sums_of][: 1 + learned],
         out_shape=[
-            jax.ShapeDtypeStruct((rows, width), args[0].dtype),
-            jax.ShapeDtypeStruct((rows // each, count, width), F32),
+            jax.ShapeDtypeStruct(args[0].shape, args[0].dtype),
+            jax.ShapeDtypeStruct((groups, rows // each, count, width), F32),
         ][: 1 + learned],
-    )(*args, *given, dy, *stats)
-    sums = list(found[0].sum(0)) if learned else []
+    )(args[0], *params, dy.reshape(groups, *dy.shape[-1 if given else -2 :]), *stats)
+    sums = (
+        [s.reshape(args[1].shape) for s in jnp.moveaxis(found[0].sum(1), 1, 0)] if learned else []
+    )
     if learned and w is not None and norm:
         sums[1:3] = [s * w.astype(F32) for s in sums[1:3]]
     return dx, sums
@@ -285,6 +305,11 @@ def trial(dtype: Any) -> Iterator[common.Pair]:
         yield (got, fused(dy)), (wanted, gradient(dy.astype(F32)))
         if dtype != F32:
             continue
+        pair = [jnp.stack([p, 2 * p]) for p in (b, scale, bias)]
+        both, d_both = jnp.concatenate([x, -x], -1), jnp.stack([dy, -dy])
+        wanted, gradient = jax.vjp(functools.partial(_plain_groups, kind), both, *pair)
+        got, fused = jax.vjp(functools.partial(bias_norm_act, *kind, dtype), both, *pair)
+        yield (got, fused(d_both)), (wanted, gradient(d_both))
         wanted, gradient = jax.vjp(functools.partial(_plain_head, kind), x, b, scale, bias, w)
         got, fused = jax.vjp(functools.partial(head, *kind), x, b, scale, bias, w)
         yield (got, fused(d)), (wanted, gradient(d))
@@ -292,3 +317,8 @@ def trial(dtype: Any) -> Iterator[common.Pair]:
 
 def _plain_head(kind: tuple, x, b, scale, bias, w) -> jax.Array:
     return (plain(*kind, x, b, scale, bias) * w).sum(-1)
+
+
+def _plain_groups(kind: tuple, x, *params: jax.Array) -> jax.Array:
+    groups = jnp.split(x, params[0].shape[0], -1)
+    return jnp.stack([plain(*kind, g, *p) for g, *p in zip(groups, *params, strict=True)])
