@@ -257,8 +257,8 @@ def ln_gru(p: Params, x: jax.Array, b: jax.Array | None) -> jax.Array:
 
 
 def move(cell: Params, p: Params, stats: Params, z, b, actions: jax.Array, t) -> tuple | None:
-    """A step of the model for acting, if a kernel for it fits: the latent and the belief after step t
-    of actions [H, n, A]."""
+    """A step of the model for acting, if a kernel for it fits: the latent and the belief after
+    step t of actions [H, n, A]."""
     size = cell["wi"].shape[-2] - z.shape[-1]
     sizes = (actions.shape[1], z.shape[-1], size, cell["wh"].shape[0], p["out"]["w"].shape[0])
     if not kernels.fits(kernels.dynamics, *sizes, z.dtype):

@@ -7,7 +7,6 @@ It computes in bf16 and sums in float32.
 # pyright: reportCallIssue=false
 
 import functools
-import operator
 from collections.abc import Iterator
 from typing import Any
 
