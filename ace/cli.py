@@ -233,7 +233,7 @@ def speed(argv: list[str]) -> None:
     if min((*args.lanes, args.steps), default=0) < 1:
         raise ConfigError("--lanes and --steps must be at least 1")
     found: dict[str, Any] = {"task": args.task, "preset": args.preset, "versions": versions()}
-    found["settings"], found["lanes"], work = settings, [], {}
+    found["settings"], found["lanes"], work, runs = settings, [], {}, []
     with tempfile.TemporaryDirectory() as folder:
         for lanes in args.lanes:
             seeds = [str(seed) for seed in range(lanes)]
@@ -244,9 +244,17 @@ def speed(argv: list[str]) -> None:
             if "limit_tflops" not in found:
                 found["limit_tflops"] = speeds.measure_limit(run.setups[0].config.precision)
                 work = speeds.count_work(run)
-            row = speeds.measure(run, args.steps, found["limit_tflops"], work, args.profile)
+            row = speeds.measure(run, args.steps, found["limit_tflops"], work)
             found["lanes"].append(row)
+            runs.append(run)
             speeds.show(found, row)
+            if args.json:
+                write_json(args.json, found)
+        for run, row in zip(runs if args.profile else (), found["lanes"], strict=False):
+            kernels = speeds.profile(run)
+            speeds.show_kernels(row["lanes"], kernels)
+            for part in kernels:
+                row[part]["kernels"] = kernels[part]
             if args.json:
                 write_json(args.json, found)
 

@@ -215,7 +215,7 @@ def measure_run(run: Run, program: Program, steps: int) -> tuple[Times, dict[str
     }
 
 
-def measure(run: Run, steps: int, limit: float, work: Times, profile: bool) -> dict[str, Any]:
+def measure(run: Run, steps: int, limit: float, work: Times) -> dict[str, Any]:
     """All of one program, given the limit of the machine and the work of a lane."""
     program = Program(run.agent, run.setups)
     capacity = replay_capacity(run.setups)
@@ -233,12 +233,17 @@ def measure(run: Run, steps: int, limit: float, work: Times, profile: bool) -> d
             found[part] = timed(functools.partial(bench.call, part), steps)
             rate = flops * found["lanes"] / found[part]["ms"] / 1e9
             found[part] |= {"gflop": flops / 1e9, "tflops": rate, "share_of_limit": rate / limit}
-            if profile:
-                found[part]["kernels"] = profiled(functools.partial(bench.call, part))
         del bench
         found["environment"], found["end_to_end"] = measure_run(run, program, steps)
     found["device_peak_bytes"] = peak_memory()
     return found
+
+
+def profile(run: Run) -> dict[str, list[dict[str, Any]]]:
+    """The kernels of a plan and of an update. Whatever is timed should be timed before: once
+    observed, a process launches its kernels more slowly."""
+    bench = Bench(Program(run.agent, run.setups), replay_capacity(run.setups))
+    return {part: profiled(functools.partial(bench.call, part)) for part in bench.parts}
 
 
 def profiled(call: Callable[[], Any], calls: int = 5, most: int = 25) -> list[dict[str, Any]]:
@@ -290,12 +295,12 @@ def show(found: dict[str, Any], row: dict[str, Any]) -> None:
                 f"{part['share_of_limit']:.1%}",
             ]
         table.add_row(name, times, f"{1e3 * part['ms'] / row['lanes']:.0f}", *work)
-    console = Console()
-    console.print(table)
-    for name in ("plan", "update"):
-        for kernel in row[name].get("kernels", ()):
-            console.print(
-                f"{name:7} {kernel['ms']:8.3f} ms {kernel['calls']:6.1f} x {kernel['name']}",
-                highlight=False,
-                markup=False,
-            )
+    Console().print(table)
+
+
+def show_kernels(lanes: int, found: dict[str, list[dict[str, Any]]]) -> None:
+    """Print what the device spends its time on."""
+    for part, kernels in found.items():
+        print(f"{part}, {lanes} lane(s):")
+        for kernel in kernels:
+            print(f"{kernel['ms']:8.3f} ms {kernel['calls']:6.1f} x {kernel['name']}")

@@ -112,6 +112,10 @@ def tolerance(
         value = 1.0  # the original evaluates the sigmoid here too, and throws it away
     else:
         excess = (lower - number if number < lower else number - upper) / margin
-        # As in the original a numpy.float64, whose powers may differ from those of a float.
-        value = float(rewards._sigmoids(np.float64(excess), value_at_margin, sigmoid))
+        if sigmoid == "linear" and 0 <= value_at_margin < 1:
+            scaled = excess * (1 - value_at_margin)
+            value = float(1 - scaled) if abs(scaled) < 1 else 0.0
+        else:
+            # As in the original a numpy.float64, whose powers may differ from those of a float.
+            value = float(rewards._sigmoids(np.float64(excess), value_at_margin, sigmoid))
     return value if scalar else np.asarray(value)

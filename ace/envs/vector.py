@@ -61,9 +61,9 @@ class VectorEnv:
     `obs_size` and `action_size` may exceed an environment's own: observations are padded with
     zeros and actions cut. With workers=0 the environments live in this process. What fails in a
     step is replaced: an environment that raises or returns non-finite numbers, and a worker that
-    dies or does not answer within `timeout` seconds, with all of its environments. Workers that
-    are `nice` leave the processor to others. The step says
-    so in `faults`. After any other error the whole pool is closed.
+    dies or does not answer within `timeout` seconds, with all of its environments. The step says
+    so in `faults`. After any other error the whole pool is closed. Workers that are `nice` leave
+    the processor to others; others, where they are few, stay awake between steps.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class VectorEnv:
         self._requests = list(requests)
         self._count = len(requests)
         self._timeout, self._nice = timeout, nice
+        self._awake = not nice and workers <= (os.cpu_count() or 1) // 4
         self._state = "new"
         self._groups: list[_Local | _Remote] = []
         self._sizes = (self._count, obs_size, action_size)
@@ -212,7 +213,7 @@ class VectorEnv:
 
     def _start(self, start: int, stop: int) -> "_Remote":
         held = self._requests[start:stop]
-        return _Remote(held, start, self._memory_fd, self._sizes, self._nice)
+        return _Remote(held, start, self._memory_fd, self._sizes, self._nice, self._awake)
 
     def _replies(self, timeout: float | None) -> list[Reply]:
         """One reply of every group, all within the time limit."""
@@ -305,6 +306,7 @@ class _Remote:
         memory_fd: int,
         sizes: tuple[int, int, int],
         nice: int,
+        awake: bool,
     ) -> None:
         self.requests, self.first_row = list(requests), first_row
         self._connection, theirs = Pipe()
@@ -315,7 +317,7 @@ class _Remote:
         self._arrived.register(self._connection, select.POLLIN)
         if nice:
             os.setpriority(os.PRIO_PROCESS, self._process.pid, nice)
-        self.send(pickle.dumps((self.requests, first_row, sizes)))
+        self.send(pickle.dumps((self.requests, first_row, sizes, awake)))
 
     def send(self, message: bytes) -> None:
         """Pass a message to the worker."""

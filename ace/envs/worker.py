@@ -4,7 +4,9 @@ loop of a worker process. Both run the same `Group`, in this process or in anoth
 import mmap
 import os
 import pickle
+import select
 import signal
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,6 +24,7 @@ from ace.envs.registry import make
 STEP = pickle.dumps(("step", None))
 CLOSE = pickle.dumps(("close", None))
 DONE = pickle.dumps(None)
+AWAKE = 0.01  # seconds that a worker with a core to itself looks for its next message
 
 
 @dataclass(frozen=True)
@@ -239,7 +242,9 @@ def main(connection_fd: int, memory_fd: int) -> None:
 
 def serve(connection: Connection, memory_fd: int) -> None:
     """Make the lanes that the first message describes, then answer every message."""
-    requests, first_row, sizes = connection.recv()
+    requests, first_row, sizes, awake = connection.recv()
+    arrived = select.poll()
+    arrived.register(connection, select.POLLIN)
     buffer = mmap.mmap(memory_fd, arrays_nbytes(*sizes))
     os.close(memory_fd)
     try:
@@ -249,6 +254,10 @@ def serve(connection: Connection, memory_fd: int) -> None:
         return
     connection.send_bytes(DONE)
     while True:
+        # A processor that falls asleep between steps wakes up late, and is slow at first.
+        end = time.perf_counter() + AWAKE * awake
+        while time.perf_counter() < end and not arrived.poll(0):
+            pass
         command, argument = connection.recv()
         if command == "close":
             group.close()

@@ -34,10 +34,11 @@ def play(
     return obs, taken
 
 
-def test_worker_processes_change_nothing() -> None:
+def test_worker_processes_change_nothing(monkeypatch) -> None:
     asked = requests("dmc/pendulum-swingup", "probe/long", "probe/point", repeat=2)
     first, steps = play(asked, 0, (4, 3), 70)
-    for workers in (2, 5):
+    for workers, cores in ((2, 2), (5, 2), (2, 8)):  # the last stay awake
+        monkeypatch.setattr(os, "cpu_count", lambda n=cores: n)
         other_first, other_steps = play(asked, workers, (4, 3), 70)
         np.testing.assert_array_equal(first, other_first)
         for one, two in zip(steps, other_steps, strict=True):

@@ -101,7 +101,8 @@ def test_layers_side_by_side_are_layers_by_themselves(act: str, norm: bool) -> N
     x, b, scale, bias, dy = inputs()
     both = jnp.concatenate([x, -2 * x], -1)
     params = [jnp.stack([p, 0.5 * p]) for p in (b, scale, bias)]
-    y, gradient = jax.vjp(lambda *a: kernels.bias_norm_act(act, norm, F, *a), both, *params)
+    fused: Any = lambda *a: kernels.bias_norm_act(act, norm, F, *a)  # noqa: E731
+    y, gradient = jax.vjp(fused, both, *params)
     dx, *by = gradient(jnp.stack([dy, -dy]))
     assert y.shape == (2, ROWS, WIDTH) and dx.shape == (ROWS, 2 * WIDTH)
     for i, (rows, d) in enumerate([(x, dy), (-2 * x, -dy)]):
