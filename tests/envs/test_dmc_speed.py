@@ -146,9 +146,10 @@ def test_tolerance_is_that_of_the_original() -> None:
     kinds = [float, np.float64, np.asarray, np.float32, np.atleast_1d]
     bounds = [(0.0, 0.0), (0, 1), (np.float64(0.2), np.inf), (np.array([0.1]), 2), (1, 0)]
     margins = [0, 1, 0.7, np.float64(1.3), np.float32(2), -1]
-    for kind, *rest in itertools.product(kinds, bounds, margins, names.split(), [0.1, 0]):
+    sigmoids = [(name, 0.1) for name in names.split()] + [("linear", 0)]
+    for kind, bound, margin, sigmoid in itertools.product(kinds, bounds, margins, sigmoids):
         for number in numbers:
-            given = (kind(number), *rest)
+            given = (kind(number), bound, margin, *sigmoid)
             with np.errstate(all="ignore"):
                 ours = outcome(dmc_speed.tolerance, *given)
                 assert ours == outcome(dmc_speed._tolerance, *given), given
