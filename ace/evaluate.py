@@ -14,7 +14,6 @@ from ace.packing import Packed
 
 PHASES = 4, 8, 16  # of a round, least, usual and most: choose, send, leave time, receive
 RESET = 64  # calls before the first round, while the simulators begin their episodes
-NICE = 19  # the training's simulators come first
 Act = Callable[[np.ndarray, int], jax.Array]  # observations [L, E, O] and the step: actions
 
 
@@ -62,7 +61,8 @@ class Evaluator:
         self.envs: list[VectorEnv] = []
         for _ in ("planner", "policy"):
             timeout = program.config.env_timeout
-            self.envs.append(VectorEnv(requests, workers, *sizes, timeout, nice=NICE))
+            # The training's simulators come first.
+            self.envs.append(VectorEnv(requests, workers, *sizes, timeout, background=True))
 
     def _actors(self, learner: Packed, agent_step: int) -> list[Act]:
         """The planner and the policy."""

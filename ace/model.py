@@ -158,8 +158,7 @@ def value(params: Params, z: jax.Array, action: jax.Array) -> jax.Array:
 def policy(params: Params, z: jax.Array) -> jax.Array:
     """mu(z) in [-1, 1]: [..., A], float32."""
     p = params["policy"]
-    x = nets.dense_elu(p["mid"], nets.dense_elu(p["in"], z))
-    return jnp.tanh(nets.linear_f32(p["out"], x))
+    return jnp.tanh(nets.dense_out(p["mid"], p["out"], nets.dense_elu(p["in"], z)))
 
 
 def noisy_policy(params: Params, learn: LearnConfig, z: jax.Array, eps: jax.Array) -> jax.Array:

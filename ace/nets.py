@@ -1,6 +1,7 @@
 """Layers as pairs of plain functions: `*_init` draws parameters with NumPy on the host (a QR under
 `vmap` can hang on the CPU backend), the other applies them. Norms compute in float32."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,12 +75,13 @@ _product_f32.defvjp(_product_forward, _product_backward)
 @jax.custom_vjp
 def product_split(x: jax.Array, w: jax.Array) -> jax.Array:
     """x W of float32 arrays as one product of bfloat16 ones, each number in two parts: sixteen bits
-    of every factor count instead of eight. A GPU is slow at products of float32."""
+    of every factor count instead of eight, and only the result is rounded to bfloat16. A GPU is
+    slow at products of float32."""
     (x, x_rest), (w, w_rest) = _halves(x), _halves(w)
     left, right = jnp.concatenate([x, x_rest, x], -1), jnp.concatenate([w, w, w_rest], -2)
     fill = -left.shape[-1] % ROUND
     left, right = jnp.pad(left, ((0, 0), (0, fill))), jnp.pad(right, ((0, fill), (0, 0)))
-    return jnp.matmul(left, right, preferred_element_type=jnp.float32)
+    return jnp.matmul(left, right)  # summed in float32
 
 
 def _halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -94,7 +96,6 @@ def _split_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple]:
 
 def _split_backward(kept: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, w = kept
-    dy = dy.astype(jnp.bfloat16)
     parts = jnp.matmul(jnp.concatenate(_halves(x), -1).T, dy, preferred_element_type=jnp.float32)
     dx = jnp.matmul(dy, w.T.astype(dy.dtype), preferred_element_type=jnp.float32)
     return dx, parts[: w.shape[0]] + parts[w.shape[0] :]
@@ -127,7 +128,48 @@ ACTIVATIONS = {"elu": elu, "tanh": jnp.tanh}
 
 def dense_elu(p: Params, x: jax.Array) -> jax.Array:
     """elu(x W + b)."""
+    flat = x.reshape(-1, x.shape[-1])
+    if kernels.fits(kernels.layers, *flat.shape, p["b"].shape[-1], x.dtype):
+        return _widen(p, flat).reshape(*x.shape[:-1], -1)
+    return _dense_elu(p, x)
+
+
+def _dense_elu(p: Params, x: jax.Array) -> jax.Array:
     return _activate("elu", p, None, _product(p, x), x.dtype)
+
+
+@jax.custom_vjp
+def _widen(p: Params, x: jax.Array) -> jax.Array:
+    """A narrow layer in one kernel, unless it learns."""
+    return kernels.layers.widen(x, p["w"], p["b"])
+
+
+_widen.defvjp(functools.partial(jax.vjp, _dense_elu), lambda back, d: back(d))
+
+
+def dense_out(p: Params, out: Params, x: jax.Array) -> jax.Array:
+    """elu(x W + b) w + c of a few columns w, in float32."""
+    y = _product(p, x)
+    flat = y.reshape(-1, y.shape[-1])
+    slim = out["b"].shape[-1] + -out["b"].shape[-1] % ROUND
+    if kernels.fits(kernels.layers, flat.shape[0], slim, flat.shape[1], y.dtype):
+        w = jnp.pad(out["w"], ((0, 0), (0, slim - out["w"].shape[-1])))
+        found = _narrow({"b": p["b"]}, {"w": w, "b": jnp.zeros(slim)}, flat)
+        return found[:, : out["b"].shape[-1]].reshape(*y.shape[:-1], -1) + out["b"]
+    return _dense_out(p, out, y)
+
+
+def _dense_out(p: Params, out: Params, y: jax.Array) -> jax.Array:
+    return linear_f32(out, _activate("elu", p, None, y, y.dtype))
+
+
+@jax.custom_vjp
+def _narrow(p: Params, out: Params, y: jax.Array) -> jax.Array:
+    """A narrow output layer and the activation before it in one kernel, unless it learns."""
+    return kernels.layers.narrow(y, p["b"], out["w"])
+
+
+_narrow.defvjp(functools.partial(jax.vjp, _dense_out), lambda back, d: back(d))
 
 
 def dense_layer_norm(

@@ -62,8 +62,9 @@ class VectorEnv:
     zeros and actions cut. With workers=0 the environments live in this process. What fails in a
     step is replaced: an environment that raises or returns non-finite numbers, and a worker that
     dies or does not answer within `timeout` seconds, with all of its environments. The step says
-    so in `faults`. After any other error the whole pool is closed. Workers that are `nice` leave
-    the processor to others; others, where they are few, stay awake between steps.
+    so in `faults`. After any other error the whole pool is closed. Workers in the
+    `background` leave the processor to others; those that are not, where they are few, stay awake
+    between steps.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class VectorEnv:
         obs_size: int,
         action_size: int,
         timeout: float = 120.0,
-        nice: int = 0,
+        background: bool = False,
     ) -> None:
         if not requests:
             raise ValueError("VectorEnv needs at least one request")
@@ -81,8 +82,8 @@ class VectorEnv:
             raise ValueError(f"workers is {workers}; use 0 for this process, or more")
         self._requests = list(requests)
         self._count = len(requests)
-        self._timeout, self._nice = timeout, nice
-        self._awake = not nice and workers <= (os.cpu_count() or 1) // 4
+        self._timeout, self._background = timeout, background
+        self._awake = not background and workers <= (os.cpu_count() or 1) // 4
         self._state = "new"
         self._groups: list[_Local | _Remote] = []
         self._sizes = (self._count, obs_size, action_size)
@@ -213,7 +214,10 @@ class VectorEnv:
 
     def _start(self, start: int, stop: int) -> "_Remote":
         held = self._requests[start:stop]
-        return _Remote(held, start, self._memory_fd, self._sizes, self._nice, self._awake)
+        group = _Remote(held, start, self._memory_fd, self._sizes, self._awake)
+        if self._background:
+            group.yield_processor()
+        return group
 
     def _replies(self, timeout: float | None) -> list[Reply]:
         """One reply of every group, all within the time limit."""
@@ -305,7 +309,6 @@ class _Remote:
         first_row: int,
         memory_fd: int,
         sizes: tuple[int, int, int],
-        nice: int,
         awake: bool,
     ) -> None:
         self.requests, self.first_row = list(requests), first_row
@@ -315,9 +318,16 @@ class _Remote:
         # Made once: `Connection.poll` makes a selector for every question.
         self._arrived = select.poll()
         self._arrived.register(self._connection, select.POLLIN)
-        if nice:
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, nice)
         self.send(pickle.dumps((self.requests, first_row, sizes, awake)))
+
+    def yield_processor(self) -> None:
+        """Let the worker run where nothing else wants to."""
+        # A process that is merely nice may keep a processor for milliseconds from one that wakes.
+        if hasattr(os, "SCHED_IDLE"):
+            with suppress(OSError):
+                os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))
+                return
+        os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
 
     def send(self, message: bytes) -> None:
         """Pass a message to the worker."""

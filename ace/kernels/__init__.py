@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ace.kernels import columns, common, dynamics, gru, rows
+from ace.kernels import columns, common, dynamics, gru, layers, rows
 from ace.kernels.columns import batch_norm_elu
 from ace.kernels.common import ACTIVATIONS, lanes, on_gpu, plain
 from ace.kernels.gru import gru_gates
@@ -33,6 +33,7 @@ __all__ = [
     "gru_gates",
     "head",
     "lanes",
+    "layers",
     "on_gpu",
     "plain",
     "rows",
@@ -83,7 +84,7 @@ TOLERANCES = {jnp.float32: 1e-3, jnp.bfloat16: 1e-2}
 
 def _try_out() -> None:
     """Run kernels once on a few numbers, all in one program, which is quick to compile."""
-    kinds = (rows, gru, columns, dynamics)
+    kinds = (rows, gru, columns, dynamics, layers)
 
     def worst(dtype: Any) -> jax.Array:
         return common.worst(pair for kind in kinds for pair in kind.trial(dtype))

@@ -40,7 +40,8 @@ def plain_step(z, a, b, wi, wh, scale, bias, w_in, factor, offset, w_out, c):
     return z, b
 
 
-def _dot(x: jax.Array, w: jax.Array) -> jax.Array:
+def dot(x: jax.Array, w: jax.Array) -> jax.Array:
+    """x w, summed in float32."""
     return jnp.dot(x, w, preferred_element_type=F32)
 
 
@@ -53,13 +54,13 @@ def _pieces(size: int) -> Iterator[slice]:
         start += piece
 
 
-def _each(rows: int) -> int:
+def rows_each(rows: int) -> int:
     """Rows of a program: few if there would be too few programs to keep a card busy."""
     each = MOST if common.LANES.get() * rows >= BUSY else FEWEST
     return max(FEWEST, min(each, 1 << (rows - 1).bit_length()))
 
 
-class _Rows:
+class Rows:
     """Rows of one program; what lies past the last row or column is read as zero, not written."""
 
     def __init__(self, each: int, rows: int):
@@ -83,11 +84,21 @@ class _Rows:
         at = ref.at[(*lead, slice(None), pallas().ds(columns.start, size))]
         return triton.load(at, mask=real, other=None if real is None else 0).astype(BF16)
 
-    def write(self, ref: Any, x: jax.Array) -> None:
+    def read_at(self, ref: Any, columns: Any) -> jax.Array:
+        """Some columns, all of which are there."""
+        from jax.experimental.pallas import triton
+
+        at = ref.at[:, columns]
+        if self.real is None:
+            return triton.load(at)
+        return triton.load(at, mask=jnp.broadcast_to(self.real, at.shape), other=0)
+
+    def write(self, ref: Any, x: jax.Array, columns: Any = slice(None)) -> None:
+        """Write all of the rows that there are, or some of their columns."""
         from jax.experimental.pallas import triton
 
         real = None if self.real is None else jnp.broadcast_to(self.real, x.shape)
-        triton.store(ref.at[...], x.astype(ref.dtype), mask=real)
+        triton.store(ref.at[:, columns], x.astype(ref.dtype), mask=real)
 
 
 def step(z, actions, t, b, *weights: Any) -> tuple[jax.Array, jax.Array]:
@@ -95,7 +106,7 @@ def step(z, actions, t, b, *weights: Any) -> tuple[jax.Array, jax.Array]:
     kernel of their own; a single latent is that of all rows. Weights are those of the cell, then
     those of the projector."""
     t = jnp.asarray(t, jnp.int32)[None]
-    return _step(_each(actions.shape[1]), WARPS, STAGES, z, actions, t, b, *weights)
+    return _step(rows_each(actions.shape[1]), WARPS, STAGES, z, actions, t, b, *weights)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -107,7 +118,7 @@ def _step(each: int, warps: int, stages: int, z, actions, t, b, *weights: Any):
 
     def kernel(z, actions, t, wi, wh, scale, bias, w_in, factor, offset, w_out, c, *refs):
         *old, z_out, b_out = refs
-        here = _Rows(each, rows)
+        here = Rows(each, rows)
         inputs = [
             (here.read(x, at, real, *step), start + at.start, start + at.stop)
             for x, start, real, *step in ((z, 0, latent), (actions, latent, size, t[0]))
@@ -119,12 +130,12 @@ def _step(each: int, warps: int, stages: int, z, actions, t, b, *weights: Any):
         def gate(k: int, start: Any, function: Any) -> jax.Array:
             columns = slice(k * width, (k + 1) * width)
             for x, first, last in inputs:
-                start = start + _dot(x, wi[first:last, columns])
+                start = start + dot(x, wi[first:last, columns])
             unit = common.standardised(start, gru.EPS)[0]
             return function(fma(unit, scale[k, :], bias[k, :]), BF16)
 
         def from_old(k: int) -> Any:
-            return sum(_dot(b, wh[:, k * width : (k + 1) * width]) for b in old)
+            return sum(dot(b, wh[:, k * width : (k + 1) * width]) for b in old)
 
         candidate = from_old(2)
         if old:
@@ -141,9 +152,9 @@ def _step(each: int, warps: int, stages: int, z, actions, t, b, *weights: Any):
         def some(i: jax.Array, total: jax.Array) -> jax.Array:
             """Some of the projector's hidden units are made and used up."""
             at = pl.ds(i * CHUNK, CHUNK)
-            h = fma(_dot(belief, w_in[:, at]), factor[at], offset[at])
+            h = fma(dot(belief, w_in[:, at]), factor[at], offset[at])
             h = ACTIVATIONS["elu"][1](h, BF16)[0].astype(BF16)
-            return total + _dot(h, w_out[at, :])
+            return total + dot(h, w_out[at, :])
 
         zero = jnp.zeros((each, latent), F32)
         here.write(z_out, jax.lax.fori_loop(0, hidden // CHUNK, some, zero) + c[...])

@@ -46,6 +46,17 @@ def test_worker_processes_change_nothing(monkeypatch) -> None:
                 np.testing.assert_array_equal(left, right)
 
 
+def test_workers_in_the_background_yield_and_do_the_same() -> None:
+    with VectorEnv(requests("probe/point"), 1, 2, 2, background=True) as env:
+        pid = env._groups[0]._process.pid  # type: ignore[union-attr]
+        if hasattr(os, "SCHED_IDLE"):
+            assert os.sched_getscheduler(pid) == os.SCHED_IDLE
+        else:
+            assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+        env.reset()
+        assert env.step(np.zeros((1, 2), np.float32)).obs.shape == (1, 2)
+
+
 def test_shapes_types_and_padding() -> None:
     first, steps = play(requests("probe/point", "probe/constant"), 0, (5, 3), 3)
     assert first.shape == (2, 5)

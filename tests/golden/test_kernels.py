@@ -249,6 +249,34 @@ def test_batch_norm_kernels_bear_a_far_mean_and_a_first_row_far_from_it() -> Non
     np.testing.assert_allclose(y, np.where(unit > 0, unit, np.expm1(unit)), atol=2e-4)
 
 
+def test_layers_that_do_not_learn_in_kernels() -> None:
+    for got, wanted in kernels.layers.trial(jnp.bfloat16):
+        assert got.dtype == wanted.dtype
+        np.testing.assert_allclose(got.astype(F), wanted.astype(F), rtol=2**-7, atol=2**-7)
+
+
+def test_layers_that_learn_are_those_of_the_plain_path(monkeypatch) -> None:
+    rng = np.random.default_rng(0)
+    into, mid, out = (nets.linear_init(rng, *size) for size in ((64, 128), (128, 128), (128, 3)))
+    into, mid, out = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), (into, mid, out))
+    x = jnp.asarray(rng.standard_normal((40, 64)), jnp.bfloat16)
+
+    def mlp(into, mid, out, x) -> jax.Array:
+        return nets.dense_out(mid, out, nets.dense_elu(into, x)).sum()
+
+    def found() -> tuple:
+        return mlp(into, mid, out, x), jax.grad(mlp, (0, 1, 2, 3))(into, mid, out, x)
+
+    value, gradients = found()
+    assert "widen" in (text := str(jax.make_jaxpr(mlp)(into, mid, out, x))) and "narrow" in text
+    monkeypatch.setattr(common, "INTERPRET", False)
+    plain, wanted = found()
+    np.testing.assert_allclose(value, plain, rtol=1e-2, atol=1e-2)
+    for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True):
+        assert one.shape == other.shape and one.dtype == other.dtype
+        np.testing.assert_allclose(one.astype(F), other.astype(F), rtol=0.05, atol=0.05)
+
+
 def test_a_step_of_the_model_in_kernels() -> None:
     for both in kernels.dynamics.trial(jnp.bfloat16):
         for got, wanted in zip(*both, strict=True):

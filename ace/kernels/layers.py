@@ -1,0 +1,126 @@
+"""Layers where nothing learns, as in plans and targets: a narrow product with its activation, and
+an activation with the narrow product after it. What is wide goes through memory once, not thrice.
+
+Both compute in bf16 and sum in float32. Where something learns, their parts are what they are in
+`nets`: the backward pass needs what lies between.
+"""
+
+# pyright: reportCallIssue=false
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ace.kernels import common
+from ace.kernels.common import ACTIVATIONS, F32, launch, pallas, wide
+from ace.kernels.dynamics import BF16, Rows, dot, rows_each
+
+IN_CHUNK, OUT_CHUNK = 64, 128  # wide columns in hand at a time
+WARPS, STAGES = 4, 3
+
+
+def plain_widen(x, w, b) -> jax.Array:
+    """elu(x w + b) in the type of x."""
+    return ACTIVATIONS["elu"][0](x.astype(F32) @ w.astype(F32) + b).astype(x.dtype)
+
+
+def plain_narrow(x, b, w) -> jax.Array:
+    """elu(x + b) w in float32."""
+    y = ACTIVATIONS["elu"][0](x.astype(F32) + b).astype(x.dtype)
+    return y.astype(F32) @ w.astype(F32)
+
+
+def widen(x, w, b) -> jax.Array:
+    """`plain_widen` of rows [n, K] to [n, W]."""
+    return _widen(rows_each(x.shape[0]), x, w, b)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _widen(each: int, x, w, b) -> jax.Array:
+    pl = pallas()
+    (rows, inner), width = x.shape, w.shape[1]
+
+    def kernel(x, w, b, y):
+        here = Rows(each, rows)
+        given = here.read(x, slice(0, inner), inner)
+
+        def some(i: jax.Array, _: None) -> None:
+            at = pl.ds(i * IN_CHUNK, IN_CHUNK)
+            h = ACTIVATIONS["elu"][1](dot(given, w[:, at]) + b[at], BF16)[0]
+            here.write(y, h, at)
+
+        jax.lax.fori_loop(0, width // IN_CHUNK, some, None)
+
+    def whole(x: jax.Array) -> Any:
+        return pl.BlockSpec(x.shape, lambda i: (0,) * x.ndim)
+
+    return launch(
+        kernel,
+        "widen",
+        warps=WARPS,
+        stages=STAGES,
+        grid=(-(-rows // each),),
+        in_specs=[pl.BlockSpec((each, inner), lambda i: (i, 0)), whole(w), whole(b)],
+        out_specs=pl.BlockSpec((each, width), lambda i: (i, 0)),
+        out_shape=jax.ShapeDtypeStruct((rows, width), x.dtype),
+    )(x, w, b)
+
+
+def narrow(x, b, w) -> jax.Array:
+    """`plain_narrow` of rows [n, W] to [n, A]."""
+    return _narrow(rows_each(x.shape[0]), x, b, w)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _narrow(each: int, x, b, w) -> jax.Array:
+    pl = pallas()
+    (rows, width), outer = x.shape, w.shape[1]
+
+    def kernel(x, b, w, y):
+        here = Rows(each, rows)
+
+        def some(i: jax.Array, total: jax.Array) -> jax.Array:
+            at = pl.ds(i * OUT_CHUNK, OUT_CHUNK)
+            h = ACTIVATIONS["elu"][1](wide(here.read_at(x, at)) + b[at], BF16)[0]
+            return total + dot(h.astype(BF16), w[at, :])
+
+        zero = jnp.zeros((each, outer), F32)
+        here.write(y, jax.lax.fori_loop(0, width // OUT_CHUNK, some, zero))
+
+    def whole(x: jax.Array) -> Any:
+        return pl.BlockSpec(x.shape, lambda i: (0,) * x.ndim)
+
+    return launch(
+        kernel,
+        "narrow",
+        warps=WARPS,
+        stages=STAGES,
+        grid=(-(-rows // each),),
+        in_specs=[pl.BlockSpec((each, width), lambda i: (i, 0)), whole(b), whole(w)],
+        out_specs=pl.BlockSpec((each, outer), lambda i: (i, 0)),
+        out_shape=jax.ShapeDtypeStruct((rows, outer), F32),
+    )(x, b, w)
+
+
+def possible(rows: int, slim: int, width: int, dtype: Any) -> bool:
+    """Whether the kernels can hold rows that are so narrow on one side and wide on the other."""
+    return dtype == BF16 and rows >= 16 and slim in (16, 32, 64, 128) and width % OUT_CHUNK == 0
+
+
+def trial(dtype: Any) -> Iterator[common.Pair]:
+    """What both kernels give for a few numbers, and what they should give; only in bf16."""
+    if dtype != BF16:
+        return
+    keys = iter(jax.random.split(jax.random.key(4), 5))
+
+    def some(*shape: int) -> jax.Array:
+        return (jax.random.normal(next(keys), shape) / 4).astype(dtype)
+
+    b = jax.random.normal(next(keys), (256,))
+    into = some(80, 64), some(64, 256), b
+    out = some(80, 256), b, some(256, 16)
+    yield widen(*into), plain_widen(*into)
+    yield narrow(*out), plain_narrow(*out)
