@@ -13,7 +13,7 @@ parameters [G, W], rows [n, G W] become G arrays [n, W], in one order of memory 
 # pyright: reportCallIssue=false
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -90,7 +90,28 @@ def _sizes(rows: int, width: int, sizes: tuple[int, int]) -> tuple[int, int, int
 def bias_norm_act(act: str, norm: bool, dtype: jnp.dtype, x, b, scale, bias) -> jax.Array:
     """act(norm(x + b)) of rows [n, W] in a type; without the norm if it is false. With parameters
     [G, W], of rows [n, G W]: [G, n, W]."""
-    return fused_forward(act, norm, dtype, x, b, scale, bias)[0]
+    return _foldable(act, norm, dtype)(x, b, scale, bias)
+
+
+@functools.cache
+def _foldable(act: str, norm: bool, dtype: jnp.dtype) -> Callable:
+    """`fused_forward` that takes a batch with the same parameters for all as more rows: results of
+    a group then lie together, as the next product needs them."""
+
+    @jax.custom_batching.custom_vmap
+    def activated(*args: jax.Array) -> jax.Array:
+        return fused_forward(act, norm, dtype, *args)[0]
+
+    @activated.def_vmap
+    def batch(size: int, batched: list[bool], x: jax.Array, *params: jax.Array):
+        if any(batched[1:]):
+            axes = [0 if b else None for b in batched]
+            return jax.vmap(activated.fun, axes, axis_size=size)(x, *params), True
+        y = activated(x.reshape(-1, x.shape[-1]), *params)
+        y = y.reshape(*y.shape[:-2], size, -1, y.shape[-1])
+        return jnp.moveaxis(y, -3, 0), True
+
+    return activated
 
 
 def _keep(act: str, norm: bool, dtype: jnp.dtype, *args: Any) -> tuple[jax.Array, tuple]:

@@ -96,6 +96,25 @@ def test_lanes_are_a_batch_of_the_kernel() -> None:
         jax.tree.map(close, alone, jax.tree.map(operator.itemgetter(lane), together))
 
 
+def test_a_batch_with_the_same_parameters_is_more_rows() -> None:
+    x, *params, _ = inputs()
+    both = jnp.concatenate([x, -2 * x], -1)
+    for rows, of in ((x, params), (both, [jnp.stack([p, 0.5 * p]) for p in params])):
+        batch = jnp.stack([rows, 0.5 * rows, -rows])
+
+        def call(x, params=of) -> Any:
+            return kernels.bias_norm_act("tanh", True, F, x, *params)
+
+        together = jax.vmap(call)(batch)
+        close(together, jnp.stack([call(x) for x in batch]))
+        lanes = jax.vmap(lambda x, p: jax.vmap(lambda x: call(x, p))(x))
+        pair = [jnp.stack([p, 2 * p]) for p in of]
+        got = lanes(jnp.stack([batch, batch]), pair)
+        close(got[0], together)
+        text = str(jax.make_jaxpr(lanes)(jnp.stack([batch, batch]), pair)).replace(" ", "")
+        assert f"{3 * ROWS},{WIDTH}]" in text
+
+
 @pytest.mark.parametrize(("act", "norm"), KINDS)
 def test_layers_side_by_side_are_layers_by_themselves(act: str, norm: bool) -> None:
     x, b, scale, bias, dy = inputs()
