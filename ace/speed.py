@@ -27,7 +27,8 @@ from ace.lanes import Program, RunState
 from ace.resources import check_memory, peak_memory, replay_capacity
 from ace.train import Loop, Run
 
-WARM_UP = 20
+WARM_UP = 20  # calls before those that count
+RUN_WARM_UP = 200  # steps of a run: processors and memory take about a second to settle
 Times = dict[str, float]
 
 
@@ -190,7 +191,7 @@ def measure_run(run: Run, program: Program, steps: int) -> tuple[Times, dict[str
         with loop.recorder:
             for thread in loop.compiling:
                 thread.join()
-            go(config.seed_steps + WARM_UP)  # with the burst of updates at its end
+            go(config.seed_steps + RUN_WARM_UP)  # with the burst of updates at its end
             alone = go(steps)
             loop.evaluator = Evaluator(program, config.eval_episodes, loop.workers)
             jax.block_until_ready(program.copy(loop.state.learner))  # compiles
