@@ -43,11 +43,12 @@ class Collector:
     taken out of the replay again.
     """
 
-    def __init__(self, program: Program, workers: int):
+    def __init__(self, program: Program, workers: int, awake: bool = False):
         self.repeat = program.config.action_repeat
         sizes = (program.obs_size, program.action_size)
         timeout = program.config.env_timeout
-        self.envs = VectorEnv(train_requests(program.setups), workers, *sizes, timeout)
+        requests = train_requests(program.setups)
+        self.envs = VectorEnv(requests, workers, *sizes, timeout, awake=awake)
         lanes = len(program.setups)
         self.returns = np.zeros(lanes)
         self.lengths = np.zeros(lanes, int)

@@ -93,7 +93,8 @@ def _join(size: int, *parts: jax.Array) -> jax.Array:
 def encode(params: Params, obs: jax.Array) -> jax.Array:
     """z = h(s): [..., O] -> [..., latent]."""
     p = params["encoder"]
-    # Full precision here: observations are not normalised, and what is rounded off is lost.
+    # All digits of the input count here: observations are not normalised, and what is rounded off
+    # before a sum is lost.
     with jax.default_matmul_precision("highest"):
         x = nets.dense_layer_norm(p["in"], p["norm"], obs, "elu", p["out"]["w"].dtype)
     return nets.linear(p["out"], x)

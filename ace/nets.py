@@ -185,7 +185,7 @@ def _activate(act: str, p: Params, norm: Params | None, x: jax.Array, dtype: Any
     if kernels.fits(kernels.rows, math.prod(x.shape[:-1]), x.shape[-1]):
         y: Any = kernels.bias_norm_act(act, norm is not None, dtype, *_flat(p, norm, x))
         return y.reshape(x.shape)
-    x = x + p["b"].astype(x.dtype)
+    x = x.astype(jnp.float32) + p["b"]
     if norm:
         x = layer_norm(norm, x)
     return ACTIVATIONS[act](x).astype(dtype)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 
@@ -11,11 +12,30 @@ from ace.config import Config, ConfigError
 from ace.envs import get_spec
 from ace.lanes import LaneSetup, Program
 
+CGROUP = Path("/sys/fs/cgroup/cpu.max")
+
+
+def cores() -> int:
+    """Processors that this process may use, which can be fewer than there are."""
+    count = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    try:  # a container's share
+        quota, period = CGROUP.read_text().split()
+        return max(1, min(count, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return count
+
 
 def count_workers(config: Config, envs: int) -> int:
     """Simulator processes: as asked, else one per core, never more than environments."""
-    wanted = os.cpu_count() or 1 if config.workers < 0 else config.workers
-    return min(wanted, envs)
+    return min(cores() if config.workers < 0 else config.workers, envs)
+
+
+def spare_cores(workers: int) -> bool:
+    """Whether so many processes may keep their cores busy while they wait: not where many others,
+    or the device itself, need them."""
+    return jax.default_backend() != "cpu" and workers <= cores() // 4
 
 
 def replay_capacity(setups: Sequence[LaneSetup]) -> int:

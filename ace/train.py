@@ -24,7 +24,7 @@ from ace.evaluate import Evaluator
 from ace.lanes import BLOCK, LaneSetup, Program, RunState
 from ace.packing import Packed
 from ace.record import LaneInfo, Recorder, versions, write_json
-from ace.resources import check_memory, count_workers, replay_capacity
+from ace.resources import check_memory, count_workers, replay_capacity, spare_cores
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,8 @@ class Loop:
         if checkpoint.Checkpoints(run.folder).steps()[-1:] != [self.steps]:
             self.compiling = program.compile_ahead(capacity)
         try:
-            self.collector = Collector(program, count_workers(self.config, lanes))
+            workers = count_workers(self.config, lanes)
+            self.collector = Collector(program, workers, awake=spare_cores(workers))
         except BaseException:
             program.stop.set()
             raise

@@ -63,8 +63,7 @@ class VectorEnv:
     step is replaced: an environment that raises or returns non-finite numbers, and a worker that
     dies or does not answer within `timeout` seconds, with all of its environments. The step says
     so in `faults`. After any other error the whole pool is closed. Workers in the
-    `background` leave the processor to others; those that are not, where they are few, stay awake
-    between steps.
+    `background` leave the processor to others; those that are `awake` do not sleep between steps.
     """
 
     def __init__(
@@ -75,6 +74,7 @@ class VectorEnv:
         action_size: int,
         timeout: float = 120.0,
         background: bool = False,
+        awake: bool = False,
     ) -> None:
         if not requests:
             raise ValueError("VectorEnv needs at least one request")
@@ -82,8 +82,7 @@ class VectorEnv:
             raise ValueError(f"workers is {workers}; use 0 for this process, or more")
         self._requests = list(requests)
         self._count = len(requests)
-        self._timeout, self._background = timeout, background
-        self._awake = not background and workers <= (os.cpu_count() or 1) // 4
+        self._timeout, self._background, self._awake = timeout, background, awake
         self._state = "new"
         self._groups: list[_Local | _Remote] = []
         self._sizes = (self._count, obs_size, action_size)
@@ -391,7 +390,9 @@ def _start_worker(connection_fd: int, memory_fd: int) -> subprocess.Popen[bytes]
         pass_fds=(connection_fd, memory_fd),
         env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # a Ctrl-C in the terminal does not reach it, not even at start
+        # A Ctrl-C in the terminal does not reach it, not even at start. No session of its own:
+        # where processors are shared out among sessions, priorities count only inside one.
+        process_group=0,
     )
 
 

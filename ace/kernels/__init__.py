@@ -1,5 +1,5 @@
 """Fused GPU kernels for what stands between two matrix products: biases, norms, activations, gates;
-in plans, with the products.
+where nothing learns, with the products.
 
 On a GPU an update is bound by how often activations go through memory. The plain functions are in
 `nets` and beside the kernels; the tests compare them.

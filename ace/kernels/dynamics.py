@@ -106,11 +106,11 @@ def step(z, actions, t, b, *weights: Any) -> tuple[jax.Array, jax.Array]:
     kernel of their own; a single latent is that of all rows. Weights are those of the cell, then
     those of the projector."""
     t = jnp.asarray(t, jnp.int32)[None]
-    return _step(rows_each(actions.shape[1]), WARPS, STAGES, z, actions, t, b, *weights)
+    return _step(rows_each(actions.shape[1]), z, actions, t, b, *weights)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _step(each: int, warps: int, stages: int, z, actions, t, b, *weights: Any):
+@functools.partial(jax.jit, static_argnums=0)
+def _step(each: int, z, actions, t, b, *weights: Any):
     pl = pallas()
     wi, wh, *_, w_out, _ = weights
     (count, latent), (steps, rows, size), width = z.shape, actions.shape, wh.shape[0]
@@ -168,8 +168,8 @@ def _step(each: int, warps: int, stages: int, z, actions, t, b, *weights: Any):
     return launch(
         kernel,
         "step",
-        warps=warps,
-        stages=stages,
+        warps=WARPS,
+        stages=STAGES,
         grid=(-(-rows // each),),
         in_specs=[
             tile(latent) if count == rows else whole(z),
@@ -185,7 +185,7 @@ def _step(each: int, warps: int, stages: int, z, actions, t, b, *weights: Any):
 
 
 def possible(rows: int, latent: int, action: int, belief: int, hidden: int, dtype: Any) -> bool:
-    """Whether the kernels can hold such sizes, in the memory of a multiprocessor too."""
+    """Whether the kernel can hold such sizes, in the memory of a multiprocessor too."""
     even = latent in (16, 32, 64, 128) and action % 16 == 0 and belief == 128
     return dtype == BF16 and rows >= 16 and even and hidden % CHUNK == 0
 
@@ -204,6 +204,10 @@ def trial(dtype: Any) -> Iterator[common.Pair]:
     cell = some(80, 384), some(128, 384), scale, bias
     projector = some(128, 256), *jax.random.normal(next(keys), (2, 256)), some(256, 64)
     weights = *cell, *projector, scale[0, :64]
-    for latents, old in ((z, b), (z[:1], None)):
-        given = jnp.broadcast_to(latents, z.shape), actions[1], old
-        yield step(latents, actions, 1, old, *weights), plain_step(*given, *weights)
+    # Programs of few rows, and of many, some of which are not there.
+    for lanes, rows in ((1, 80), (BUSY, 72)):
+        cut = z[:rows], actions[:, :rows], b[:rows]
+        with common.lanes(lanes):
+            for latents, old in ((cut[0], cut[2]), (z[:1], None)):
+                given = jnp.broadcast_to(latents, cut[0].shape), cut[1][1], old
+                yield step(latents, cut[1], 1, old, *weights), plain_step(*given, *weights)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from ace.kernels import common
 from ace.kernels.common import ACTIVATIONS, F32, launch, pallas, wide
-from ace.kernels.dynamics import BF16, Rows, dot, rows_each
+from ace.kernels.dynamics import BF16, BUSY, Rows, dot, rows_each
 
 IN_CHUNK, OUT_CHUNK = 64, 128  # wide columns in hand at a time
 WARPS, STAGES = 4, 3
@@ -120,7 +120,10 @@ def trial(dtype: Any) -> Iterator[common.Pair]:
         return (jax.random.normal(next(keys), shape) / 4).astype(dtype)
 
     b = jax.random.normal(next(keys), (256,))
-    into = some(80, 64), some(64, 256), b
-    out = some(80, 256), b, some(256, 16)
-    yield widen(*into), plain_widen(*into)
-    yield narrow(*out), plain_narrow(*out)
+    x, w = some(80, 64), some(64, 256)
+    y, out = some(80, 256), some(256, 16)
+    # Programs of few rows, and of many, some of which are not there.
+    for lanes, rows in ((1, 80), (BUSY, 72)):
+        with common.lanes(lanes):
+            yield widen(x[:rows], w, b), plain_widen(x[:rows], w, b)
+            yield narrow(y[:rows], b, out), plain_narrow(y[:rows], b, out)

@@ -277,11 +277,14 @@ def test_layers_that_do_not_learn_in_kernels() -> None:
 def test_layers_that_learn_are_those_of_the_plain_path(monkeypatch) -> None:
     rng = np.random.default_rng(0)
     into, mid, out = (nets.linear_init(rng, *size) for size in ((64, 128), (128, 128), (128, 3)))
-    into, mid, out = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), (into, mid, out))
-    x = jnp.asarray(rng.standard_normal((40, 64)), jnp.bfloat16)
+    for p in (into, mid, out):  # matrices in bf16, biases in float32, as in an update
+        p["w"] = jnp.asarray(np.stack([p["w"], 0.5 * p["w"]]), jnp.bfloat16)
+        p["b"] = jnp.asarray(rng.standard_normal((2, p["b"].size)) / 4, F)
+    x = jnp.asarray(rng.standard_normal((2, 48, 64)), jnp.bfloat16)
 
     def mlp(into, mid, out, x) -> jax.Array:
-        return nets.dense_out(mid, out, nets.dense_elu(into, x)).sum()
+        lanes = jax.vmap(lambda i, m, o, x: nets.dense_out(m, o, nets.dense_elu(i, x)))
+        return jnp.sin(lanes(into, mid, out, x)).sum()
 
     def found() -> tuple:
         return mlp(into, mid, out, x), jax.grad(mlp, (0, 1, 2, 3))(into, mid, out, x)
@@ -290,10 +293,11 @@ def test_layers_that_learn_are_those_of_the_plain_path(monkeypatch) -> None:
     assert "widen" in (text := str(jax.make_jaxpr(mlp)(into, mid, out, x))) and "narrow" in text
     monkeypatch.setattr(common, "INTERPRET", False)
     plain, wanted = found()
-    np.testing.assert_allclose(value, plain, rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(value, plain, rtol=1e-2, atol=0.1)
     for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True):
         assert one.shape == other.shape and one.dtype == other.dtype
-        np.testing.assert_allclose(one.astype(F), other.astype(F), rtol=0.05, atol=0.05)
+        scale = float(jnp.abs(other).max())
+        np.testing.assert_allclose(one.astype(F) / scale, other.astype(F) / scale, atol=0.03)
 
 
 def test_a_step_of_the_model_in_kernels() -> None:

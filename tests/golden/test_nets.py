@@ -61,7 +61,7 @@ def test_a_product_in_float32_keeps_what_bf16_would_lose() -> None:
     close(grads[0]["b"], [1.0])
 
 
-def test_a_product_in_two_parts_keeps_sixteen_bits() -> None:
+def test_a_product_in_two_parts_keeps_sixteen_bits_until_the_end() -> None:
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((40, 78)) * 100, rng.standard_normal((78, 24))
     x32, w32 = jnp.asarray(x, jnp.float32), jnp.asarray(w, jnp.float32)

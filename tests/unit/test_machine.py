@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from ace import cli, resources
+from ace.config import Config
 
 FLAG = "--xla_gpu_command_buffer_update_mode"
 
@@ -58,3 +59,23 @@ def test_memory_that_nobody_knows(monkeypatch) -> None:
 
     card(monkeypatch, run)
     assert resources.device_memory() is None and resources.peak_memory() is None
+
+
+def test_cores_are_those_that_the_process_may_use(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(resources, "CGROUP", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)), raising=False)
+    assert resources.cores() == 12
+    for share, wanted in (("max 100000", 12), ("400000 100000", 4), ("50000 100000", 1)):
+        resources.CGROUP.write_text(share)
+        assert resources.cores() == wanted
+    config = Config()
+    assert [resources.count_workers(config, n) for n in (1, 48)] == [1, 1]
+    resources.CGROUP.unlink()
+    assert [resources.count_workers(config, n) for n in (5, 48)] == [5, 12]
+
+
+def test_workers_keep_cores_busy_only_beside_a_gpu_and_where_they_are_few(monkeypatch) -> None:
+    monkeypatch.setattr(resources, "cores", lambda: 16)
+    assert not resources.spare_cores(1)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert resources.spare_cores(4) and not resources.spare_cores(5)
