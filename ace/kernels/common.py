@@ -154,6 +154,16 @@ def pallas() -> Any:
     return pallas
 
 
+def tile(each: int, width: int) -> Any:
+    """The rows of a program, of an array [n, width]."""
+    return pallas().BlockSpec((each, width), lambda i: (i, 0))
+
+
+def whole(x: jax.Array) -> Any:
+    """An array that every program sees."""
+    return pallas().BlockSpec(x.shape, lambda i: (0,) * x.ndim)
+
+
 def launch(kernel: Callable, name: str, warps: int, stages: int = 1, **how: Any) -> Callable:
     """A kernel of so many warps a program, ready to be called; with more than one stage, a loop
     loads what its products need ahead of time."""

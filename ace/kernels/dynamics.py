@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ace.kernels import common, gru
-from ace.kernels.common import ACTIVATIONS, F32, fma, launch, pallas, wide
+from ace.kernels.common import ACTIVATIONS, F32, fma, launch, pallas, tile, whole, wide
 
 BF16 = jnp.bfloat16
 MOST, FEWEST = 64, 16  # rows of a program
@@ -159,12 +159,6 @@ def _step(each: int, z, actions, t, b, *weights: Any):
         zero = jnp.zeros((each, latent), F32)
         here.write(z_out, jax.lax.fori_loop(0, hidden // CHUNK, some, zero) + c[...])
 
-    def tile(width: int) -> Any:
-        return pl.BlockSpec((each, width), lambda i: (i, 0))
-
-    def whole(x: jax.Array) -> Any:
-        return pl.BlockSpec(x.shape, lambda i: (0,) * x.ndim)
-
     return launch(
         kernel,
         "step",
@@ -172,14 +166,14 @@ def _step(each: int, z, actions, t, b, *weights: Any):
         stages=STAGES,
         grid=(-(-rows // each),),
         in_specs=[
-            tile(latent) if count == rows else whole(z),
+            tile(each, latent) if count == rows else whole(z),
             # Wider than the array: JAX refuses a slice beyond a block, though it is masked.
             pl.BlockSpec((steps, each, wi.shape[0] - latent), lambda i: (0, i, 0)),
             pl.BlockSpec((1,), lambda i: (0,)),
             *[whole(w) for w in weights],
-            *[tile(width) for _ in old],
+            *[tile(each, width) for _ in old],
         ],
-        out_specs=[tile(latent), tile(width)],
+        out_specs=[tile(each, latent), tile(each, width)],
         out_shape=[jax.ShapeDtypeStruct((rows, n), z.dtype) for n in (latent, width)],
     )(z, actions, t, *weights, *old)
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ace.kernels import common
-from ace.kernels.common import ACTIVATIONS, F32, launch, pallas, wide
+from ace.kernels.common import ACTIVATIONS, F32, launch, pallas, tile, whole, wide
 from ace.kernels.dynamics import BF16, BUSY, Rows, dot, rows_each
 
 IN_CHUNK, OUT_CHUNK = 64, 128  # wide columns in hand at a time
@@ -54,19 +54,7 @@ def _widen(each: int, x, w, b) -> jax.Array:
 
         jax.lax.fori_loop(0, width // IN_CHUNK, some, None)
 
-    def whole(x: jax.Array) -> Any:
-        return pl.BlockSpec(x.shape, lambda i: (0,) * x.ndim)
-
-    return launch(
-        kernel,
-        "widen",
-        warps=WARPS,
-        stages=STAGES,
-        grid=(-(-rows // each),),
-        in_specs=[pl.BlockSpec((each, inner), lambda i: (i, 0)), whole(w), whole(b)],
-        out_specs=pl.BlockSpec((each, width), lambda i: (i, 0)),
-        out_shape=jax.ShapeDtypeStruct((rows, width), x.dtype),
-    )(x, w, b)
+    return _over_rows(kernel, "widen", each, width, x.dtype, x, w, b)
 
 
 def narrow(x, b, w) -> jax.Array:
@@ -90,19 +78,21 @@ def _narrow(each: int, x, b, w) -> jax.Array:
         zero = jnp.zeros((each, outer), F32)
         here.write(y, jax.lax.fori_loop(0, width // OUT_CHUNK, some, zero))
 
-    def whole(x: jax.Array) -> Any:
-        return pl.BlockSpec(x.shape, lambda i: (0,) * x.ndim)
+    return _over_rows(kernel, "narrow", each, outer, F32, x, b, w)
 
+
+def _over_rows(kernel, name: str, each: int, width: int, dtype: Any, x, *weights) -> jax.Array:
+    """Launch a kernel over the rows of x, with weights that are the same for all."""
     return launch(
         kernel,
-        "narrow",
+        name,
         warps=WARPS,
         stages=STAGES,
-        grid=(-(-rows // each),),
-        in_specs=[pl.BlockSpec((each, width), lambda i: (i, 0)), whole(b), whole(w)],
-        out_specs=pl.BlockSpec((each, outer), lambda i: (i, 0)),
-        out_shape=jax.ShapeDtypeStruct((rows, outer), F32),
-    )(x, b, w)
+        grid=(-(-x.shape[0] // each),),
+        in_specs=[tile(each, x.shape[1]), *map(whole, weights)],
+        out_specs=tile(each, width),
+        out_shape=jax.ShapeDtypeStruct((x.shape[0], width), dtype),
+    )(x, *weights)
 
 
 def possible(rows: int, slim: int, width: int, dtype: Any) -> bool:
