@@ -1,4 +1,4 @@
-"""Three parts of dm_control in a cheaper form, which saves a fifth to a third of a task's time.
+"""Four parts of dm_control in a cheaper form, which saves a fifth to a third of a task's time.
 They go in the place of the originals, for the whole process; that can change no result, as each
 does the same floating-point operations in the same order, or hands over to the original."""
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 from dm_control.mujoco import engine, index
+from dm_control.rl import control
+from dm_control.suite import quadruped
 from dm_control.utils import rewards
 
 # Imported as Any: the names of mujoco come from a compiled module without type stubs.
@@ -17,6 +19,7 @@ NUMBER = (float, int)  # a numpy.float64 is a float
 
 _step = engine.Physics.step
 _tolerance = rewards.tolerance
+_find_height = quadruped._find_non_contacting_height
 
 
 def install() -> None:
@@ -24,6 +27,7 @@ def install() -> None:
     index.FieldIndexer = Indexer
     engine.Physics.step = step
     rewards.tolerance = tolerance
+    quadruped._find_non_contacting_height = find_height
 
 
 class Indexer(index.FieldIndexer):
@@ -119,3 +123,30 @@ def tolerance(
             # As in the original a numpy.float64, whose powers may differ from those of a float.
             value = float(rewards._sigmoids(np.float64(excess), value_at_margin, sigmoid))
     return value if scalar else np.asarray(value)
+
+
+def find_height(physics: Any, orientation: Any, x_pos: float = 0.0, y_pos: float = 0.0) -> None:
+    """Do what `quadruped._find_non_contacting_height` does, which lifts the body by a centimetre
+    until nothing touches and computes all forces each time; here the last time alone."""
+    model, data, height = physics.model.ptr, physics.data.ptr, 0.0
+
+    def place() -> None:
+        root = physics.named.data.qpos["root"]
+        root[:3], root[3:] = (x_pos, y_pos, height), orientation
+
+    mujoco.mj_resetData(model, data)
+    for _ in range(10_000):
+        place()
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        mujoco.mj_collision(model, data)
+        if data.ncon == 0:
+            break
+        height += 0.01
+    try:
+        with physics.reset_context():
+            place()
+    except control.PhysicsError:
+        pass
+    if data.ncon:
+        _find_height(physics, orientation, x_pos, y_pos)

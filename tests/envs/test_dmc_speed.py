@@ -40,6 +40,7 @@ TASKS = [
     "walker-run",
 ]
 INDEX, ENGINE, REWARDS = dmc_speed.index, dmc_speed.engine, dmc_speed.rewards
+QUADRUPED = dmc_speed.quadruped
 FieldIndexer: Any = dmc_speed.Indexer.__base__
 
 
@@ -50,6 +51,7 @@ def originals() -> Iterator[None]:
         patch.setattr(INDEX, "FieldIndexer", FieldIndexer)
         patch.setattr(ENGINE.Physics, "step", dmc_speed._step)
         patch.setattr(REWARDS, "tolerance", dmc_speed._tolerance)
+        patch.setattr(QUADRUPED, "_find_non_contacting_height", dmc_speed._find_height)
         yield
 
 
@@ -153,6 +155,35 @@ def test_tolerance_is_that_of_the_original() -> None:
             with np.errstate(all="ignore"):
                 ours = outcome(dmc_speed.tolerance, *given)
                 assert ours == outcome(dmc_speed._tolerance, *given), given
+
+
+@pytest.mark.parametrize("task", ["quadruped-run", "quadruped-escape"])
+def test_an_episode_begins_at_the_height_it_did(task: str) -> None:
+    physics, rng = DmcEnv(task, seed=0)._physics, np.random.default_rng(1)
+    spec = int(dmc_speed.mujoco.mjtState.mjSTATE_INTEGRATION)  # all that later steps depend on
+
+    def begin(find: Any, *where: Any) -> list[Any]:
+        find(physics, *where)
+        data = physics.data
+        return [physics.get_state(spec), data.sensordata.copy(), data.qacc.copy(), data.ncon]
+
+    heights = set()
+    for _ in range(12):
+        orientation = rng.standard_normal(4)
+        where = orientation / np.linalg.norm(orientation), *rng.uniform(-2, 2, 2)
+        ours, theirs = begin(dmc_speed.find_height, *where), begin(dmc_speed._find_height, *where)
+        for mine, right in zip(ours, theirs, strict=True):
+            assert np.array_equal(mine, right)
+        heights.add(float(physics.named.data.qpos["root"][2]))
+    assert len(heights) > 6
+
+
+def test_a_body_that_always_touches_is_left_to_the_original(monkeypatch) -> None:
+    physics, asked = DmcEnv("quadruped-run", seed=0)._physics, []
+    monkeypatch.setattr(dmc_speed, "_find_height", lambda *where: asked.append(where))
+    physics.model.geom_margin[:] = 1e3  # contacts begin at this distance
+    dmc_speed.find_height(physics, np.array([1.0, 0, 0, 0]))
+    assert len(asked) == 1
 
 
 def plain(field: Any) -> Any:
