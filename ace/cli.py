@@ -284,21 +284,10 @@ def info(argv: list[str]) -> None:
 
 
 def prepare_jax() -> None:
-    """Settings that must come before JAX starts: a compilation cache, and no memory hoarding."""
+    """Settings that must come before JAX starts: how much memory it takes, and a cache."""
     import os
-    from importlib.metadata import version
 
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
-    flags = os.environ.get("XLA_FLAGS", "")
-    # Working memory at fixed addresses, so that a graph of many hundred kernels can be launched as
-    # it is: otherwise all are renewed at every launch, which takes longer than a plan of one lane.
-    # XLA ends the process when it does not know a flag, so only where it is known to.
-    ours = not flags.strip() or flags.lstrip().startswith("-")  # else it names a file of flags
-    ours = ours and "command_buffer_update_mode" not in flags
-    if version("jaxlib").startswith("0.11.") and ours:
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_command_buffer_update_mode=SKIP_TEMP"
-        if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # JAX's own setting
-            os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # XLA warns that this changes allocation
     import jax
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:

@@ -58,6 +58,7 @@ class Evaluator:
             for e in range(episodes)
         ]
         sizes = (program.obs_size, program.action_size)
+        self.ask = [program.asking(episodes) for _ in ("planner", "policy")]
         self.envs: list[VectorEnv] = []
         for _ in ("planner", "policy"):
             timeout = program.config.env_timeout
@@ -67,17 +68,16 @@ class Evaluator:
     def _actors(self, learner: Packed, agent_step: int) -> list[Act]:
         """The planner and the policy."""
         program, memory = self.program, self.program.init_memory(self.episodes)
-        step = np.int32(agent_step)
+        of_planner, of_policy = self.ask
 
         def plan(obs: np.ndarray, count: int) -> jax.Array:
             nonlocal memory
-            action, memory = program.act_eval(
-                program.lane, learner, memory, obs, np.int32(count), step
-            )
+            asked = of_planner(obs, count, agent_step)
+            action, memory = program.act_eval(program.lane, learner, memory, asked)
             return action
 
         def policy(obs: np.ndarray, count: int) -> jax.Array:
-            return program.act_policy(program.lane, learner, obs)
+            return program.act_policy(program.lane, learner, of_policy(obs, count, agent_step))
 
         return [plan, policy]
 
@@ -193,20 +193,15 @@ def film(program: Program, learner: Packed, agent_step: int) -> list[np.ndarray]
     setup = program.setups[0]
     seed = keys.host_seed(setup.seed, "eval_env", 0)
     env = make(setup.task, seed, setup.config.action_repeat, render=True)
-    memory, frames, done, count = program.init_memory(1), [], False, 0
+    memory, ask = program.init_memory(1), program.asking(1)
+    frames, done, count = [], False, 0
     obs = env.reset(seed)
     more = program.obs_size - obs.shape[0]
     while not done:
         frames.append(env.render())
-        action, memory = program.act_eval(
-            program.lane,
-            learner,
-            memory,
-            jnp.asarray(np.pad(obs, (0, more))[None, None]),
-            jnp.int32(count),
-            jnp.int32(agent_step),
-        )
-        step = env.step(np.asarray(action[0, 0, : setup.sizes[1]]))
+        asked = ask(np.pad(obs, (0, more))[None, None], count, agent_step)
+        action, memory = program.act_eval(program.lane, learner, memory, asked)
+        step = env.step(np.asarray(action)[0, 0, : setup.sizes[1]])
         obs, done, count = step.obs, step.terminated or step.truncated, count + 1
     env.close()
     return frames

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ace import kernels, keys, replay, stored
+from ace import kernels, keys, replay, stored, transfer
 from ace.agents import AGENTS
 from ace.config import Config, ConfigError, flatten
 from ace.noise import noise_maps
@@ -59,6 +59,15 @@ class Given(NamedTuple):
     terminated: Any
     done: Any
     final_obs: Any  # [O]
+
+
+class Asked(NamedTuple):
+    """What the host tells the device in a step of one episode of an evaluation."""
+
+    obs: Any  # [O] to act on
+    episode: Any  # of a lane, its number
+    eval_step: Any  # of the episode
+    agent_step: Any  # of the agent that is evaluated
 
 
 def stack(trees: Sequence[Any]) -> Any:
@@ -163,20 +172,20 @@ class Program:
         self.lanes = Packing(self.one_lane(setups[0]), math.inf)
         self.memories = Packing(self._new_memory(), math.inf)
         self.given = Packing(self._nothing(), math.inf)
+        self.asked = Packing(self._ask_nothing(), math.inf)
         self.lane = jax.device_put(self.lanes.pack(stack([self.one_lane(s) for s in setups])))
         self.stop = threading.Event()  # to compile ahead
         self.traces: dict[str, int] = {}
-        over = self._compile
-        self.act = over(self._act, (0, 0, 0, 0, 0), donate=(2, 4))
-        self.act_eval = over(self._act_eval, (0, 0, 0, 0, None, None), donate=(2,))
-        self.act_policy = over(self._act_policy, (0, 0, 0))
+        over, host = self._compile, transfer.memory("pinned_host")
+        self.act = over(self._act, (0, 0, 0, 0), donate=(2,), out=(host, None))
+        self.act_eval = over(self._act_eval, (0, 0, 0, 0), donate=(2,), out=(host, None))
+        self.act_policy = over(self._act_policy, (0, 0, 0), out=host)
         self.act_seed = over(self._act_seed, (0, None))
         self.add = over(self._add, (0, 0), donate=(0,))
         self.drop = over(replay.drop, (0, 0), donate=(0,))
         self.copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-        self._put = jax.jit(lambda place, new: new, donate_argnums=0, keep_unused=True)
-        self._place = jnp.zeros_like(self.given.pack(self._no_given).small)
-        self.update = over(self._update, (0, 0, 0, 0), donate=(1, 2))
+        self._inbox = transfer.Inbox(self.given.pack(self._no_given).small)
+        self.update = over(self._update, (0, 0, 0, 0), donate=(1, 2), out=(None, None, host))
 
     def one_lane(self, setup: LaneSetup) -> Lane:
         """A lane by itself."""
@@ -188,7 +197,10 @@ class Program:
             noise_map=jnp.asarray(noise_maps(plan.horizon, plan.noise_beta)),
         )
 
-    def _compile(self, function: Callable, axes: tuple, donate: tuple = ()) -> Function:
+    def _compile(
+        self, function: Callable, axes: tuple, donate: tuple = (), out: Any = None
+    ) -> Function:
+        """`out` says where results go that are not for the device."""
         name = function.__name__.removeprefix("_")
 
         def traced(*args: Any) -> Any:
@@ -204,7 +216,8 @@ class Program:
         fast = kernels.on_gpu(), kernels.fits(kernels.gru, kernels.gru.TILE, 128)
         known = self.agent.__name__.startswith("ace.")  # what another agent depends on is not
         described = (name, self.agent_name, settings, sizes, fast, options) if known else ()
-        return Function(traced, described, donate_argnums=donate, compiler_options=options)
+        how = {"donate_argnums": donate, "out_shardings": out, "compiler_options": options}
+        return Function(traced, described, **how)
 
     @functools.cached_property
     def _first_learner(self) -> LearnerState:
@@ -248,18 +261,27 @@ class Program:
 
     def give(self, agent_step: int, **what: np.ndarray) -> Packed:
         """Put on the device what a step needs, in the place of what was given last; what is not
-        said is zero.
-
-        Always the same place: graphs of kernels need not be changed before they are launched.
-        """
+        said is zero."""
         step = np.full(len(self.setups), agent_step, np.int32)
         packed = self.given.pack(self._no_given._replace(agent_step=step, **what))
-        self._place = self._put(self._place, packed.small)
-        return packed._replace(small=self._place)
+        return packed._replace(small=self._inbox.put(packed.small))
 
-    def init_action(self) -> jax.Array:
-        """A place for actions."""
-        return jnp.zeros((len(self.setups), self.action_size))
+    def _ask_nothing(self, *lead: int) -> Asked:
+        count = np.zeros(lead, np.int32)
+        return Asked(np.zeros((*lead, self.obs_size), "f"), count, count, count)
+
+    def asking(self, episodes: int) -> Callable[[np.ndarray, int, int], Packed]:
+        """A function that puts on the device what an evaluation of so many episodes a lane needs:
+        observations [L, E, O], the number of the step, and that of the agent's step."""
+        shape = len(self.setups), episodes
+        numbers = np.broadcast_to(np.arange(episodes, dtype=np.int32), shape)
+        inbox = transfer.Inbox(self.asked.pack(self._ask_nothing(*shape)).small)
+
+        def ask(obs: np.ndarray, eval_step: int, agent_step: int) -> Packed:
+            steps = (np.full(shape, n, np.int32) for n in (eval_step, agent_step))
+            return Packed(inbox.put(self.asked.pack(Asked(obs, numbers, *steps)).small), ())
+
+        return ask
 
     def init_state(self, obs: np.ndarray, capacity: int) -> RunState:
         """The state of a run whose first observations are `obs`."""
@@ -296,14 +318,13 @@ class Program:
         learner = jax.eval_shape(self.learners.pack, like(self._first_learner, lanes))
         start = np.zeros((lanes, self.obs_size), np.float32)
         store = jax.eval_shape(lambda: self.init_replay(start, capacity))
-        number = jax.ShapeDtypeStruct((), jnp.int32)
         given = like(self.given.pack(self._no_given))
-        obs = jax.ShapeDtypeStruct((lanes, episodes, self.obs_size), jnp.float32)
+        asked = like(self.asked.pack(self._ask_nothing(lanes, episodes)))
         copies = like(self.init_memory(episodes))
         update = (self.update, (lane, learner, store, given))
-        act = (self.act, (lane, learner, memory, given, like(self.init_action())))
-        act_eval = (self.act_eval, (lane, learner, copies, obs, number, number))
-        act_policy = (self.act_policy, (lane, learner, obs))
+        act = (self.act, (lane, learner, memory, given))
+        act_eval = (self.act_eval, (lane, learner, copies, asked))
+        act_policy = (self.act_policy, (lane, learner, asked))
         # No daemons: ending inside XLA would abort.
         first = [threading.Thread(target=_compile_now, args=(self.stop, w)) for w in (update, act)]
 
@@ -317,35 +338,33 @@ class Program:
             thread.start()
         return threads
 
-    def _act(
-        self, lane: Packed, learner: Packed, memory: Packed, packed: Packed, place: jax.Array
-    ) -> tuple[jax.Array, Packed]:
-        """Plan from an observation, in the place of an action that is used up; the memory is
-        forgotten where the observation is the first."""
+    def _act(self, lane: Packed, learner: Packed, memory: Packed, packed: Packed):
+        """Plan from an observation; the memory is forgotten where it is an episode's first."""
         x: Given = self.given.unpack(packed)
         one: Lane = self.lanes.unpack(lane)
         key = keys.key(one.seed, "plan", x.agent_step)
         given = x.obs, x.first, x.agent_step
-        action, memory = self._plan(one, learner, memory, *given, key, train=True)
-        return jnp.where(x.agent_step < 0, place, action), memory  # never: what is used has a place
+        return self._plan(one, learner, memory, *given, key, train=True)
 
     def _plan(self, lane: Lane, learner: Packed, memory: Packed, *given: Any, train: bool):
         learned, kept = self.learners.unpack(learner), self.memories.unpack(memory)
         action, kept = self.agent.act(lane, learned, kept, *given, train=train)
         return action, self.memories.pack(kept)
 
-    def _act_eval(self, lane: Packed, learner: Packed, memory: Packed, obs, eval_step, agent_step):
-        """Plan for a lane's evaluation episodes [E, O]; `eval_step` counts inside the episode."""
+    def _act_eval(self, lane: Packed, learner: Packed, memory: Packed, asked: Packed):
+        """Plan for a lane's evaluation episodes."""
         one: Lane = self.lanes.unpack(lane)
-        key = jax.random.fold_in(keys.key(one.seed, "eval_plan", agent_step), eval_step)
 
-        def plan(memory: Packed, obs: jax.Array, episode: jax.Array):
-            first, k = eval_step == 0, jax.random.fold_in(key, episode)
-            return self._plan(one, learner, memory, obs, first, agent_step, k, train=False)
+        def plan(memory: Packed, packed: Packed):
+            x: Asked = self.asked.unpack(packed)
+            key = jax.random.fold_in(keys.key(one.seed, "eval_plan", x.agent_step), x.eval_step)
+            given = x.obs, x.eval_step == 0, x.agent_step, jax.random.fold_in(key, x.episode)
+            return self._plan(one, learner, memory, *given, train=False)
 
-        return jax.vmap(plan)(memory, obs, jnp.arange(obs.shape[0]))
+        return jax.vmap(plan)(memory, asked)
 
-    def _act_policy(self, lane: Packed, learner: Packed, obs: jax.Array) -> jax.Array:
+    def _act_policy(self, lane: Packed, learner: Packed, asked: Packed) -> jax.Array:
+        obs = self.asked.unpack(asked).obs
         return self.agent.act_policy(self.lanes.unpack(lane), self.learners.unpack(learner), obs)
 
     def _act_seed(self, lane: Packed, agent_step: jax.Array) -> jax.Array:

@@ -1,7 +1,6 @@
 """What a run takes of the machine: simulator processes, slots of the replay, memory."""
 
 import os
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,26 +71,9 @@ def device_memory() -> int | None:
         return stats["bytes_limit"]
     if jax.default_backend() == "cpu" and hasattr(os, "sysconf"):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    return _card("total")
+    return None
 
 
 def peak_memory() -> int | None:
     """Most bytes of the device that were in use, or None if unknown."""
-    stats = jax.devices()[0].memory_stats()
-    if stats and "peak_bytes_in_use" in stats:
-        return stats["peak_bytes_in_use"]
-    return _card("used")  # what was taken once is kept
-
-
-def _card(what: str) -> int | None:
-    """Total or used bytes of the first GPU, by the driver's own account: with memory at fixed
-    addresses, JAX does not keep one."""
-    if jax.default_backend() == "cpu":
-        return None
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    ask = ["nvidia-smi", f"--query-gpu=memory.{what}", "--format=csv,noheader,nounits", "-i", first]
-    try:
-        found = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True)
-        return int(found.stdout) * 2**20
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
+    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")

@@ -96,7 +96,6 @@ class Bench:
         self.state = self.state._replace(replay=store)
         # Step 30,000: past the ramps.
         self.given = program.give(30_000, obs=self._obs(rng), active=np.ones(self.lanes, bool))
-        self.action = program.init_action()
         self.parts = {"plan": program.act, "update": program.update}
 
     def _obs(self, rng: np.random.Generator) -> np.ndarray:
@@ -106,7 +105,7 @@ class Bench:
         """What a part is called with."""
         lane, (learner, memory, store) = self.program.lane, self.state
         if part == "plan":
-            return lane, learner, memory, self.given, self.action
+            return lane, learner, memory, self.given
         return lane, learner, store, self.given
 
     def call(self, part: str) -> Any:
@@ -114,8 +113,8 @@ class Bench:
         out = self.parts[part](*self.arguments(part))
         learner, memory, store = self.state
         if part == "plan":
-            self.action, self.state = out[0], RunState(learner, out[1], store)
-            return self.action
+            self.state = RunState(learner, out[1], store)
+            return out[0]
         self.state = RunState(out[0], memory, out[1])
         return out[2]
 

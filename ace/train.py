@@ -111,7 +111,6 @@ class Loop:
         self.writer = ThreadPoolExecutor(1)
         self.writing: Future[None] = self.writer.submit(lambda: None)  # the agents' file
         self.arrived: dict[str, np.ndarray] | None = None  # the transitions not yet stored
-        self.action = program.init_action()
         self.random: np.ndarray | None = None  # [L, BLOCK, A] actions of the seed phase
         self.save_seconds = 60 * run.save_minutes
         self.signum = 0
@@ -262,16 +261,17 @@ class Loop:
             self.collector.send(chosen)
             learner, store = self.learn(learner, store, given, due, agent_step)
         else:
-            self.action, memory = program.act(program.lane, learner, memory, given, self.action)
+            action, memory = program.act(program.lane, learner, memory, given)
             # The rest of the device's work is queued before the action is there, so that it never
             # waits for the host.
             learner, store = self.learn(learner, store, given, due, agent_step)
-            chosen = np.array(self.action)  # a copy: the next action takes its place
+            chosen = np.asarray(action)
             self.collector.send(chosen)
         self.state = RunState(learner, memory, store)
         got = self.collector.recv()
         self.arrived = got.step | {"action": chosen}
-        void = np.isin(np.arange(len(program.setups)), [f.row for f in got.faults])
+        void = np.zeros(len(program.setups), bool)
+        void[[f.row for f in got.faults]] = True
         self.obs, self.first, self.ended = got.obs, got.ended | void, got.ended
         if got.faults:
             self.settle()

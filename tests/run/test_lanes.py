@@ -43,7 +43,7 @@ def drive(setups: list[LaneSetup]) -> tuple[list[np.ndarray], RunState]:
     learner = jax.device_put(learner)
     for i in range(12):
         given = program.give(60 + i, obs=obs, first=first)
-        action, memory = program.act(lane, learner, memory, given, program.init_action())
+        action, memory = program.act(lane, learner, memory, given)
         actions.append(np.asarray(action))
         done = np.full(len(setups), i % 5 == 4)
         obs, final = observe(), observe()

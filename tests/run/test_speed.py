@@ -36,9 +36,7 @@ def test_work_of_the_method_by_hand() -> None:
     config = replace(resolve("default", "dmc/cheetah-run", spec), {"precision": "f32"})
     program = Program("ace", [LaneSetup("dmc/cheetah-run", 0, config, (24, 6))])
     state = (program.init_learner(), program.init_memory())
-    plan = flops(
-        lambda *a: program.act(*a), program.lane, *state, program.give(1), program.init_action()
-    )
+    plan = flops(lambda *a: program.act(*a), program.lane, *state, program.give(1))
     sizes = (256, 204, 163, 130, 104, 83)
     candidates = sum(n + n // 2 + 8 for n in sizes)
     rolled = sum(n + 8 for n in sizes)  # proposals are rolled out once, when they are made

@@ -51,11 +51,10 @@ def drive(program: Program) -> Any:
         return rng.standard_normal((2, program.obs_size)).astype(np.float32)
 
     learner, memory, store = program.init_state(obs(), CAPACITY)
-    action = program.init_action()
     for step in range(12):
         given = program.give(100 + step, obs=obs(), final_obs=obs(), active=np.ones(2, bool))
         store = program.add(store, given)
-        action, memory = program.act(program.lane, learner, memory, given, action)
+        action, memory = program.act(program.lane, learner, memory, given)
         learner, store, metrics = program.update(program.lane, learner, store, given)
     return leaves((learner, memory, store, action, metrics))
 

@@ -9,7 +9,7 @@ from ace.config import Config, flatten
 
 ROOT = Path(__file__).parents[2] / "ace"
 LAYERS = [
-    {"types", "keys", "config", "kernels", "packing", "stored"},
+    {"types", "keys", "config", "kernels", "packing", "stored", "transfer"},
     {"nets", "noise"},
     {"model"},
     {"targets", "losses", "planners"},

@@ -1,63 +1,27 @@
-"""What a run asks of the machine: flags for the compiler, and how much memory there is."""
+"""What a run finds out about the machine: memory and processors."""
 
-import importlib.metadata
 import os
-import subprocess
 from types import SimpleNamespace
-from typing import Any
 
 import jax
-import pytest
 
-from ace import cli, resources
+from ace import resources
 from ace.config import Config
 
-FLAG = "--xla_gpu_command_buffer_update_mode"
 
-
-@pytest.mark.parametrize(
-    ("version", "before", "after"),
-    [
-        ("0.10.2", "", ""),  # would end the process: it knows no such mode
-        ("0.12.0", "", ""),  # nobody has tried
-        ("0.11.2", "/some/file", "/some/file"),
-        ("0.11.2", "--xla_a=1", f"--xla_a=1 {FLAG}=SKIP_TEMP"),
-        ("0.11.2", f"{FLAG}=ALWAYS_UPDATE", f"{FLAG}=ALWAYS_UPDATE"),
-    ],
-)
-def test_flags_only_where_the_compiler_knows_them(monkeypatch, version, before, after) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
-    monkeypatch.setenv("XLA_FLAGS", before)
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")
-    monkeypatch.setattr(jax.config, "update", lambda *a: None)
-    cli.prepare_jax()
-    assert os.environ["XLA_FLAGS"] == after
-
-
-def card(monkeypatch, run: Any) -> None:
-    """A GPU of which JAX says nothing."""
+def card(monkeypatch, stats: dict[str, int] | None) -> None:
+    """A GPU that says so much of its memory."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(memory_stats=lambda: None)])
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(memory_stats=lambda: stats)])
 
 
-def test_memory_by_the_drivers_account(monkeypatch) -> None:
-    def run(command, **how):
-        assert command[0] == "nvidia-smi" and command[-1] == "3"
-        total = any("memory.total" in word for word in command)
-        return SimpleNamespace(stdout="143771\n" if total else "2393\n")
-
-    card(monkeypatch, run)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    assert resources.device_memory() == 143771 * 2**20
-    assert resources.peak_memory() == 2393 * 2**20
+def test_memory_by_the_devices_account(monkeypatch) -> None:
+    card(monkeypatch, {"bytes_limit": 5, "peak_bytes_in_use": 3})
+    assert resources.device_memory() == 5 and resources.peak_memory() == 3
 
 
 def test_memory_that_nobody_knows(monkeypatch) -> None:
-    def run(command, **how):
-        raise FileNotFoundError(command[0])
-
-    card(monkeypatch, run)
+    card(monkeypatch, None)
     assert resources.device_memory() is None and resources.peak_memory() is None
 
 
