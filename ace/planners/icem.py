@@ -126,9 +126,10 @@ def draw_noise(x: PlanInput, horizon: int, sizes: list[tuple[int, int]], reuse: 
     normal_key, uniform_key = jax.random.split(x.key)
     width = sum(drawn) * horizon + sum(scored) + 1
     eps = jax.random.normal(normal_key, (x.mask.shape[0], width)) * x.mask[:, None]
-    steps = eps[:, : sum(drawn) * horizon].reshape(eps.shape[0], sum(drawn), horizon)
-    highest = jax.lax.Precision.HIGHEST
-    colored = jnp.einsum("ht,ant->hna", x.noise_map, steps, precision=highest)
+    eps = jax.lax.optimization_barrier(eps)  # as in `model.action_normal`
+    steps = eps[:, : sum(drawn) * horizon].reshape(eps.shape[0], sum(drawn), horizon).T
+    # No matrix product: one so thin costs more than these few sums where the noise is used.
+    colored = sum(x.noise_map[:, t, None, None] * steps[t] for t in range(horizon))
     ends = eps[:, sum(drawn) * horizon : -1].T
     return (
         jnp.split(colored, np.cumsum(drawn)[:-1], axis=1),
