@@ -26,8 +26,8 @@ class Evaluation(NamedTuple):
 
 
 def phases(program: Program) -> int:
-    """Calls for one round of actions: as many as let an evaluation end before the next begins, so
-    that its simulators take little from the training's."""
+    """Calls that a round of actions takes at least: as many as let an evaluation end before the
+    next begins, so that its simulators take little from the training's."""
     config = program.config
     least, usual, most = PHASES
     longest = [get_spec(s.task).max_episode_steps for s in program.setups]
@@ -95,14 +95,28 @@ class Evaluator:
             for envs, act in zip(self.envs, self._actors(*self._given), strict=True)
         ]
 
-    def advance(self) -> list[Evaluation] | None:
-        """Go one phase on, if possible without waiting; the results when there are all of them.
+    @property
+    def rounds(self) -> int:
+        """Steps that the planner has made in its episodes."""
+        return self._players[0].count
 
-        A round of actions takes `phases` calls: with other work between them, the device has
-        computed the actions and the simulators have finished when they are asked for. All is played
-        again if a simulator fails.
+    @property
+    def between_rounds(self) -> bool:
+        """Whether the next call begins a round."""
+        return self._phase == 0
+
+    def advance(self, wait: bool = False) -> list[Evaluation] | None:
+        """Go one phase on, unless that would `wait` for simulators; the results when there are all
+        of them.
+
+        A round of actions takes `phases` calls or more: with other work between them, the device
+        has computed the actions when they are asked for. All is played again if a simulator fails.
         """
         planner, policy = self._players
+        if self._phase in (-1, self.phases - 1) and not (
+            wait or (planner.ready() and policy.ready())
+        ):
+            return None
         for player in (policy, planner):  # a plan would be in the way of the policy's action
             if self._phase == -1:
                 player.watch()
@@ -126,7 +140,7 @@ class Evaluator:
 
     def finish(self) -> list[Evaluation]:
         """Play to the end."""
-        while (results := self.advance()) is None:
+        while (results := self.advance(wait=True)) is None:
             pass
         return results
 
@@ -153,6 +167,10 @@ class _Player:
         self.returns, self.lengths = np.zeros(self.shape), np.zeros(self.shape)
         self.running = np.ones(self.shape, bool)
         self.count, self.failure, self.action = 0, "", jnp.zeros(())
+
+    def ready(self) -> bool:
+        """Whether the simulators have finished, or have nothing to do."""
+        return not self.running.any() or self.envs.ready()
 
     def watch(self) -> None:
         """Take the first observations."""

@@ -22,7 +22,7 @@ from rich.table import Table
 from ace import kernels
 from ace.collect import Collector
 from ace.envs import get_spec
-from ace.evaluate import RESET, Evaluator
+from ace.evaluate import Evaluator
 from ace.lanes import Program, RunState
 from ace.resources import check_memory, peak_memory, replay_capacity
 from ace.train import Loop, Run
@@ -174,11 +174,11 @@ def measure_run(run: Run, program: Program, steps: int) -> tuple[Times, dict[str
     capacity = replay_capacity(run.setups)
     with closing(Loop(run, program, capacity)) as loop:
 
-        def go(count: int) -> list[float]:
-            """Seconds of so many steps, those that the device still has to make included."""
+        def go(enough: Callable[[int], bool]) -> list[float]:
+            """Seconds of steps until their number is enough, with what is left to the device."""
             jax.block_until_ready(loop.state)
             ends = [time.perf_counter()]
-            for _ in range(count):
+            while not enough(len(ends) - 1):
                 loop.step(loop.agent_step)
                 loop.recorder.progress(loop.env_step, skipped_updates=loop.skipped)
                 loop.advance_evaluation()
@@ -190,26 +190,32 @@ def measure_run(run: Run, program: Program, steps: int) -> tuple[Times, dict[str
         with loop.recorder:
             for thread in loop.compiling:
                 thread.join()
-            go(config.seed_steps + RUN_WARM_UP)  # with the burst of updates at its end
-            alone = go(steps)
+            warm_up = config.seed_steps + RUN_WARM_UP  # with the burst of updates between
+            go(lambda n: n == warm_up)
+            alone = go(lambda n: n == steps)
             loop.evaluator = Evaluator(program, config.eval_episodes, loop.workers)
             jax.block_until_ready(program.copy(loop.state.learner))  # compiles
             begun = time.perf_counter()
             loop.begin_evaluation()
             start = time.perf_counter() - begun
-            phases = loop.evaluator.phases
-            go(RESET + 3 * phases)  # until its rounds have begun, and all is compiled
-            beside = go(-(-steps // phases) * phases)  # whole rounds
+            evaluator = loop.evaluator
+            go(lambda n: evaluator.rounds == 2)  # all is compiled
+            beside = go(lambda n: n >= steps and evaluator.between_rounds)
+            a_round = len(beside) / (evaluator.rounds - 2)
             loop.evaluator.close()
         simulators = measure_environment(loop.collector, (lanes, program.action_size), steps)
     between = config.eval_every / config.action_repeat
     longest = get_spec(run.setups[0].task).max_episode_steps or config.eval_every
-    busy = min(longest / config.action_repeat * phases, between)  # steps beside an evaluation
-    average = (busy * np.mean(beside) + (between - busy) * np.mean(alone) + start) / between
+    needed = longest / config.action_repeat * a_round  # steps beside an evaluation
+    busy = min(needed, between)
+    # What is left of an evaluation when the next one is due is waited for; at most so long.
+    wait = start + (needed - busy) * np.mean(beside)
+    average = (busy * np.mean(beside) + (between - busy) * np.mean(alone) + wait) / between
     return simulators, {
         "step": spread(alone),
         "step_beside_evaluation": spread(beside),
         "evaluation_start_s": start,
+        "steps_a_round_of_evaluation": a_round,
         "lane_steps_per_s_learning": lanes / np.mean(alone),
         "lane_steps_per_s": lanes / average,
     }

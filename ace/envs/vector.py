@@ -83,7 +83,7 @@ class VectorEnv:
         self._requests = list(requests)
         self._count = len(requests)
         self._timeout, self._background, self._awake = timeout, background, awake
-        self._state = "new"
+        self._state, self._asked = "new", 0.0
         self._groups: list[_Local | _Remote] = []
         self._sizes = (self._count, obs_size, action_size)
         self._memory_fd = _memory_file(arrays_nbytes(*self._sizes))
@@ -129,7 +129,7 @@ class VectorEnv:
 
     def _begin(self, command: str, argument: object) -> None:
         self._expect("new", "idle")
-        self._state = "beginning"
+        self._state, self._asked = "beginning", time.monotonic()
         message = pickle.dumps((command, argument))
         with self._closed_on_error():
             for group in self._groups:
@@ -159,10 +159,15 @@ class VectorEnv:
             rows = np.flatnonzero(~finite.all(axis=1)).tolist()
             raise ValueError(f"actions in rows {rows} are not finite")
         self._arrays.action[:] = actions
-        self._state = "waiting"
+        self._state, self._asked = "waiting", time.monotonic()
         with self._closed_on_error():
             for group in self._groups:
                 group.send(STEP)
+
+    def ready(self) -> bool:
+        """Whether `recv` or `end_reset` would not wait."""
+        late = time.monotonic() > self._asked + self._timeout
+        return late or all(group.ready() for group in self._groups)
 
     def recv(self) -> VectorStep:
         """Wait for the step that `send` started; the arrays are copies, safe to keep."""
@@ -219,8 +224,8 @@ class VectorEnv:
         return group
 
     def _replies(self, timeout: float | None) -> list[Reply]:
-        """One reply of every group, all within the time limit."""
-        end = None if timeout is None else time.monotonic() + timeout
+        """One reply of every group, all within the time limit since they were asked."""
+        end = None if timeout is None else self._asked + timeout
         return [g.recv(None if end is None else end - time.monotonic()) for g in self._groups]
 
     def _finish_step(self) -> list[Fault]:
@@ -282,6 +287,10 @@ class _Local:
         """Keep the message until the reply is asked for."""
         self._message = message
 
+    def ready(self) -> bool:
+        """It works when the reply is asked for."""
+        return True
+
     def recv(self, timeout: float | None) -> Reply:
         """Do what the message says and give the error or the faults, if any."""
         if self._message is None:  # the reply to the start
@@ -332,6 +341,10 @@ class _Remote:
         """Pass a message to the worker."""
         with suppress(OSError):  # a dead worker is reported by recv
             self._connection.send_bytes(message)
+
+    def ready(self) -> bool:
+        """Whether the worker's reply, or its end, has come."""
+        return bool(self._arrived.poll(0))
 
     def recv(self, timeout: float | None) -> Reply:
         """Wait for the worker's reply: the error or the faults, if any."""

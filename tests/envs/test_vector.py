@@ -266,6 +266,36 @@ def test_hung_worker_is_replaced() -> None:
         assert env.step(_actions(2)).faults == []
 
 
+def test_ready_when_all_have_answered_or_one_never_will() -> None:
+    with VectorEnv(requests(f"{HERE}:Hang", "probe/long"), 2, 2, 2, timeout=2.0) as env:
+        env.begin_reset()
+        _until(env.ready)
+        env.end_reset()
+        env.step(_actions(2))
+        env.send(_actions(2))
+        time.sleep(0.3)
+        assert not env.ready()  # the other one has answered by now
+        _until(env.ready)
+        begun = time.monotonic()
+        assert len(env.recv().faults) == 1
+        assert env._groups[0].ready() is False  # a new worker, which was not asked
+        assert begun > env._asked + 2.0  # the wait began when the step did
+
+
+def test_ready_in_this_process() -> None:
+    with VectorEnv(requests("probe/long"), 0, 2, 2) as env:
+        env.reset()
+        env.send(_actions(1))
+        assert env.ready()
+
+
+def _until(happens) -> None:
+    end = time.monotonic() + 60
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def _actions(lanes: int) -> np.ndarray:
     return np.zeros((lanes, 2), np.float32)
 

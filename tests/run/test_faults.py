@@ -150,10 +150,10 @@ def test_an_evaluation_that_always_fails_stops_with_a_saved_state(tmp_path, monk
         self.doomed = agent_step == at
         begin(self, learner, agent_step)
 
-    def doomed(self):
+    def doomed(self, wait=False):
         if self.doomed:
             kill_worker(self.envs[0], 0)
-        return advance(self)
+        return advance(self, wait)
 
     # Half way training has gone on when the evaluation is given up; at the end it has not.
     fate = {60: "its result is lost", 120: "it will be made again"}[at]

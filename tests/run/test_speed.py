@@ -46,8 +46,8 @@ def test_work_of_the_method_by_hand() -> None:
     value, policy = 2 * ((z + a) * m + m * m + m), z * m + m * m + m * a
     rollouts = rolled * h * (cell + projector + reward) + candidates * (value + policy)
     proposals = 128 * h * (policy + cell + projector + reward)
-    encoder, noise = 24 * 256 + 256 * z, a * (sum(sizes) + 8) * h * h
-    assert plan == 2 * (rollouts + proposals + encoder + noise)
+    encoder = 24 * 256 + 256 * z
+    assert plan == 2 * (rollouts + proposals + encoder)
 
 
 def test_the_command_measures_everything(tmp_path, capsys) -> None:
