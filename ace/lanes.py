@@ -21,11 +21,14 @@ from ace.noise import noise_maps
 from ace.packing import SMALL, Packed, Packing
 from ace.types import Lane, LearnerState, PlanMemory, Transition
 
-# Products by the vendor's library: a search for others takes most of the compilation. No merging of
-# products that share a matrix: their inputs would be copied together first.
-GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
-# Kernels that do not need each other run at the same time; plans have too few of them to gain.
-UPDATE_OPTIONS = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
+GPU_OPTIONS = {
+    # Products by the vendor's library: a search for others takes most of the compilation.
+    "xla_gpu_enable_triton_gemm": False,
+    # No merging of products that share a matrix: their inputs would be copied together first.
+    "xla_gpu_dot_merger_threshold_mb": 0,
+    # Kernels that do not need each other run at the same time.
+    "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
+}
 BLOCK = 64  # steps for which random actions are drawn at once
 MATMUL = {"f32": "highest", "tf32": "default", "bf16": "default"}
 
@@ -97,11 +100,9 @@ def _per_lane(config: Config, name: str) -> bool:
 
 
 @functools.cache
-def compiler_options(update: bool = False) -> dict[str, Any]:
+def compiler_options() -> dict[str, Any]:
     """Those of our options that this machine's compiler knows."""
-    if jax.default_backend() != "gpu":
-        return {}
-    return _known(GPU_OPTIONS | UPDATE_OPTIONS if update else GPU_OPTIONS)
+    return _known(GPU_OPTIONS) if jax.default_backend() == "gpu" else {}
 
 
 def _known(options: dict[str, Any]) -> dict[str, Any]:
@@ -210,7 +211,7 @@ class Program:
                 return jax.vmap(function, in_axes=axes)(*args)
 
         traced.__name__ = name  # what profiles and compile logs show
-        options = compiler_options(update=name == "update")
+        options = compiler_options()
         settings = sorted(flatten(self.config).items())
         sizes = len(self.setups), self.obs_size, self.action_size
         fast = kernels.on_gpu(), kernels.fits(kernels.gru, kernels.gru.TILE, 128)

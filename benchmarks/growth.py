@@ -10,12 +10,14 @@ import argparse
 import csv
 import functools
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import jax
 import jax.numpy as jnp
 
-from ace import cli, learner, replay, request
+from ace import cli, learner, replay, request, resources
 from ace.lanes import Program
 from ace.speed import Bench, timed
 
@@ -77,7 +79,7 @@ def main() -> None:
             {"what": what, "setting": setting, "value": value, "lanes": args.lanes, **times}
         )
         print(f"{what:8} {setting:14} {value:9,} {times['ms']:9.3f} ms", flush=True)
-        if args.csv:  # after every row: each takes a compilation, and a run may be cut short
+        if args.csv:  # after every row: a run may be cut short
             args.csv.parent.mkdir(parents=True, exist_ok=True)
             with args.csv.open("w", newline="") as file:
                 writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
@@ -87,15 +89,23 @@ def main() -> None:
     program = program_of(args, flags)
     for capacity in CAPACITIES:
         add("sampling", "capacity", capacity, sampling(program, capacity, args.steps))
-    known: dict[str, dict[str, float]] = {}  # the preset's own values are among those of each
-    for name, values in CHANGES.items():
-        for value in values:
-            program = program_of(args, flags, f"--{name}", str(value))
-            config = repr(program.config)
-            if config not in known:
-                bench = Bench(program, 20_000)
-                known[config] = timed(functools.partial(bench.call, "update"), args.steps)
-            add("update", name, value, known[config])
+    programs = {
+        (name, value): program_of(args, flags, f"--{name}", str(value))
+        for name, values in CHANGES.items()
+        for value in values
+    }
+    benches: dict[str, Bench] = {}  # the preset's own values are among those of each setting
+    with ThreadPoolExecutor(resources.cores()) as pool:  # they compile at the same time
+        for program in programs.values():
+            if repr(program.config) not in benches:
+                benches[repr(program.config)] = bench = Bench(program, 20_000)
+                pool.submit(program.update.compile, Event(), *bench.arguments("update"))
+    found = {
+        config: timed(functools.partial(bench.call, "update"), args.steps)
+        for config, bench in benches.items()
+    }
+    for (name, value), program in programs.items():
+        add("update", name, value, found[repr(program.config)])
 
 
 if __name__ == "__main__":
