@@ -26,8 +26,8 @@ class Evaluation(NamedTuple):
 
 
 def phases(program: Program) -> int:
-    """Calls that a round of actions takes at least: as many as let an evaluation end before the
-    next begins, so that its simulators take little from the training's."""
+    """Calls that a round of actions takes, if the simulators keep up: as many as let an evaluation
+    end before the next begins, so that its simulators take little from the training's."""
     config = program.config
     least, usual, most = PHASES
     longest = [get_spec(s.task).max_episode_steps for s in program.setups]

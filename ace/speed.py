@@ -22,7 +22,7 @@ from rich.table import Table
 from ace import kernels
 from ace.collect import Collector
 from ace.envs import get_spec
-from ace.evaluate import Evaluator
+from ace.evaluate import RESET, Evaluator
 from ace.lanes import Program, RunState
 from ace.resources import check_memory, peak_memory, replay_capacity
 from ace.train import Loop, Run
@@ -193,20 +193,28 @@ def measure_run(run: Run, program: Program, steps: int) -> tuple[Times, dict[str
             warm_up = config.seed_steps + RUN_WARM_UP  # with the burst of updates between
             go(lambda n: n == warm_up)
             alone = go(lambda n: n == steps)
-            loop.evaluator = Evaluator(program, config.eval_episodes, loop.workers)
+            loop.evaluator = evaluator = Evaluator(program, config.eval_episodes, loop.workers)
             jax.block_until_ready(program.copy(loop.state.learner))  # compiles
-            begun = time.perf_counter()
+
+            def over() -> bool:
+                return loop.evaluated_step is None
+
+            begun, first = time.perf_counter(), loop.agent_step
             loop.begin_evaluation()
             start = time.perf_counter() - begun
-            evaluator = loop.evaluator
-            go(lambda n: evaluator.rounds == 2)  # all is compiled
-            beside = go(lambda n: n >= steps and evaluator.between_rounds)
-            a_round = len(beside) / (evaluator.rounds - 2)
-            loop.evaluator.close()
+            go(lambda n: over() or evaluator.rounds == 2)  # all is compiled
+            if over():  # of short episodes; the next one is measured from its beginning
+                first = loop.agent_step
+                loop.begin_evaluation()
+            before = evaluator.rounds
+            beside = go(lambda n: over() or (n >= steps and evaluator.between_rounds))
+            a_round = len(beside) / max(evaluator.rounds - before, 1)
+            length = loop.agent_step - first if over() else None
+            evaluator.close()
         simulators = measure_environment(loop.collector, (lanes, program.action_size), steps)
     between = config.eval_every / config.action_repeat
     longest = get_spec(run.setups[0].task).max_episode_steps or config.eval_every
-    needed = longest / config.action_repeat * a_round  # steps beside an evaluation
+    needed = length or RESET + longest / config.action_repeat * a_round  # steps of an evaluation
     busy = min(needed, between)
     # What is left of an evaluation when the next one is due is waited for; at most so long.
     wait = start + (needed - busy) * np.mean(beside)

@@ -26,6 +26,7 @@ class Inbox:
 
     def __init__(self, like: np.ndarray):
         self._sent = jax.device_put(np.zeros_like(like), memory("pinned_host"))
+        jax.block_until_ready(self._sent)  # its zeros must not come after what is written below
         # JAX has no arrays that change, but the device reads this one anew with every copy.
         size = math.prod(like.shape) * like.dtype.itemsize
         there = (ctypes.c_byte * size).from_address(self._sent.unsafe_buffer_pointer())

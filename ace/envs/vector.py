@@ -165,8 +165,9 @@ class VectorEnv:
                 group.send(STEP)
 
     def ready(self) -> bool:
-        """Whether `recv` or `end_reset` would not wait."""
-        late = time.monotonic() > self._asked + self._timeout
+        """Whether it is time for `recv` or `end_reset`: all have answered, or are so late that the
+        caller should wait, and leave the processor to them."""
+        late = time.monotonic() > self._asked + self._timeout / 2
         return late or all(group.ready() for group in self._groups)
 
     def recv(self) -> VectorStep:

@@ -40,9 +40,9 @@ def before_step(monkeypatch, what) -> None:
     monkeypatch.setattr(Loop, "step", changed)
 
 
-def kill_worker(envs, index: int) -> None:
-    """End a worker as the kernel ends one that takes too much memory."""
-    os.kill(envs._groups[index]._process.pid, signal.SIGKILL)
+def kill_worker(envs, index: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """End a worker as the kernel ends one that takes too much memory, or otherwise."""
+    os.kill(envs._groups[index]._process.pid, by)
 
 
 def rows(folder: Path, name: str, lane: int) -> list[dict[str, str]]:
@@ -116,8 +116,9 @@ def test_faults_without_end_stop_the_run_with_a_saved_state(tmp_path):
         train(run)
 
 
-def test_an_evaluation_whose_simulator_dies_is_played_again(tmp_path, monkeypatch):
-    argv = (f"{HERE}:Counter", "--workers", "1")
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_evaluation_whose_simulator_dies_or_hangs_is_played_again(tmp_path, monkeypatch, by):
+    argv = (f"{HERE}:Counter", "--workers", "1", "--env-timeout", "3")
     train(plan(tmp_path / "whole", *argv))
     # In the first evaluation the planner's simulators, in the second the policy's.
     actors, left, seen = Evaluator._actors, [0, 1], set()
@@ -128,7 +129,7 @@ def test_an_evaluation_whose_simulator_dies_is_played_again(tmp_path, monkeypatc
         def counted(obs, count):
             if count == 2 and agent_step not in seen:
                 seen.add(agent_step)
-                kill_worker(self.envs[left.pop(0)], 0)
+                kill_worker(self.envs[left.pop(0)], 0, by)
             return plan(obs, count)
 
         return [counted, policy]

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ace import evaluate
+from ace import evaluate, request
 from ace.config import Config, replace
-from ace.envs import EnvSpec
+from ace.envs import EnvSpec, VectorEnv
 from ace.lanes import LaneSetup, Program
 from tests.run.helpers import leaves, small_run
 
@@ -103,3 +103,27 @@ def test_evaluations_end_before_the_next_begins(monkeypatch, length, every: int,
     assert evaluate.phases(program) == calls
     if calls > 4 and length:
         assert evaluate.RESET + calls * length / 4 < every / 4
+
+
+def test_an_evaluation_waits_for_its_simulators_only_if_asked_to(tmp_path, monkeypatch):
+    run = request.plan_run([TASK, "--preset", "debug", "--run", str(tmp_path / "run")])
+    program = Program(run.agent, run.setups)
+    learner = program.init_learner()
+    evaluator, ready = evaluate.Evaluator(program, 2, 1), VectorEnv.ready
+    try:
+        expected = evaluator.run(learner, 7)
+        monkeypatch.setattr(VectorEnv, "ready", lambda self: False)
+        evaluator.begin(learner, 7)
+        calls = evaluate.RESET + 5 * evaluator.phases
+        assert [evaluator.advance() for _ in range(calls)] == [None] * calls
+        assert evaluator.rounds == 0  # not even the first observations were taken
+        monkeypatch.setattr(VectorEnv, "ready", ready)
+        while evaluator.rounds == 0:
+            assert evaluator.advance() is None
+        monkeypatch.setattr(VectorEnv, "ready", lambda self: False)
+        for _ in range(3 * evaluator.phases):
+            evaluator.advance()
+        assert evaluator.rounds == 1
+        assert evaluator.finish() == expected
+    finally:
+        evaluator.close()

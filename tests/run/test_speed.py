@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ace import cli, speed
+from ace import cli, request, speed
 from ace.config import replace
 from ace.envs.api import EnvSpec
 from ace.lanes import LaneSetup, Program
@@ -66,3 +66,13 @@ def test_the_command_measures_everything(tmp_path, capsys) -> None:
     assert whole["lane_steps_per_s"] > 0 and whole["step_beside_evaluation"]["ms"] > 0
     assert row["compile_s_cached"] < row["compile_s_cold"]
     assert "lane-steps/s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", ["probe/constant", "probe/discount"])  # episodes of 1 and 2 steps
+def test_an_evaluation_may_be_over_at_once(tmp_path, task: str) -> None:
+    run = request.plan_run([task, "--preset", "debug", "--quiet", "--run", str(tmp_path)])
+    _, found = speed.measure_run(run, Program(run.agent, run.setups), 3)
+    # What was measured lasted from an evaluation's beginning to its end.
+    alone, beside = found["step"]["ms"], found["step_beside_evaluation"]["ms"]
+    assert alone > 0 and beside > 0 and found["steps_a_round_of_evaluation"] >= 4
+    assert 0 < found["lane_steps_per_s"] < 1e6
