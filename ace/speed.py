@@ -262,6 +262,7 @@ def profile(run: Run) -> dict[str, list[dict[str, Any]]]:
 
 def profiled(call: Callable[[], Any], calls: int = 5, most: int = 25) -> list[dict[str, Any]]:
     """What the device spends its time on in one call: name, calls and milliseconds."""
+    jax.block_until_ready(call())  # compiles, which tries kernels
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(calls):

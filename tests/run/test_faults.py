@@ -116,12 +116,11 @@ def test_faults_without_end_stop_the_run_with_a_saved_state(tmp_path):
         train(run)
 
 
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
-def test_an_evaluation_whose_simulator_dies_or_hangs_is_played_again(tmp_path, monkeypatch, by):
+def test_an_evaluation_whose_simulator_dies_or_hangs_is_played_again(tmp_path, monkeypatch):
     argv = (f"{HERE}:Counter", "--workers", "1", "--env-timeout", "3")
     train(plan(tmp_path / "whole", *argv))
-    # In the first evaluation the planner's simulators, in the second the policy's.
-    actors, left, seen = Evaluator._actors, [0, 1], set()
+    # In the first evaluation the planner's simulators die, in the second the policy's hang.
+    actors, left, seen = Evaluator._actors, [(0, signal.SIGKILL), (1, signal.SIGSTOP)], set()
 
     def in_the_middle(self, learner, agent_step):
         plan, policy = actors(self, learner, agent_step)
@@ -129,7 +128,8 @@ def test_an_evaluation_whose_simulator_dies_or_hangs_is_played_again(tmp_path, m
         def counted(obs, count):
             if count == 2 and agent_step not in seen:
                 seen.add(agent_step)
-                kill_worker(self.envs[left.pop(0)], 0, by)
+                of, by = left.pop(0)
+                kill_worker(self.envs[of], 0, by)
             return plan(obs, count)
 
         return [counted, policy]

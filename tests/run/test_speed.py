@@ -50,7 +50,8 @@ def test_work_of_the_method_by_hand() -> None:
     assert plan == 2 * (rollouts + proposals + encoder)
 
 
-def test_the_command_measures_everything(tmp_path, capsys) -> None:
+def test_the_command_measures_everything(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(speed, "RUN_WARM_UP", 5)
     out = tmp_path / "speed.json"
     argv = ["speed", "--lanes", "2", "--preset", "debug", "--task", "probe/point"]
     cli.main([*argv, "--steps", "3", "--json", str(out), "--plan.iterations", "1", "--profile"])
@@ -68,9 +69,11 @@ def test_the_command_measures_everything(tmp_path, capsys) -> None:
     assert "lane-steps/s" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("task", ["probe/constant", "probe/discount"])  # episodes of 1 and 2 steps
-def test_an_evaluation_may_be_over_at_once(tmp_path, task: str) -> None:
-    run = request.plan_run([task, "--preset", "debug", "--quiet", "--run", str(tmp_path)])
+def test_an_evaluation_may_be_over_at_once(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(speed, "RUN_WARM_UP", 5)
+    run = request.plan_run(
+        ["probe/constant", "--preset", "debug", "--quiet", "--run", str(tmp_path)]
+    )
     _, found = speed.measure_run(run, Program(run.agent, run.setups), 3)
     # What was measured lasted from an evaluation's beginning to its end.
     alone, beside = found["step"]["ms"], found["step_beside_evaluation"]["ms"]
