@@ -9,7 +9,7 @@ from typing import Any
 
 import tyro
 
-from ace.request import plan_run, read_run
+from ace.settings.request import plan_run, read_run
 
 COMMANDS = ("train", "resume", "eval", "export", "speed", "tasks", "info")
 USAGE = """usage: ace COMMAND ...
@@ -118,9 +118,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def user_errors() -> tuple[type[Exception], ...]:
     """Errors whose message tells the user what to do."""
-    from ace.checkpoint import CheckpointError
-    from ace.config import ConfigError
     from ace.envs import EnvError, TaskError
+    from ace.run.checkpoint import CheckpointError
+    from ace.settings.config import ConfigError
 
     return ConfigError, TaskError, EnvError, CheckpointError, OSError
 
@@ -135,7 +135,7 @@ def resume(argv: list[str]) -> None:
     """`ace resume`."""
     args = tyro.cli(ResumeArgs, args=argv, prog="ace resume")
     prepare_jax()
-    from ace.train import Run
+    from ace.run.loop import Run
 
     preset, agent, setups, labels = read_run(args.run)
     options = (args.tensorboard, args.quiet, args.save_minutes)
@@ -144,8 +144,8 @@ def resume(argv: list[str]) -> None:
 
 def carry_out(run: Any) -> None:
     """Train a run, draw its curve, say where the results are."""
-    from ace import plots
-    from ace import train as training
+    from ace.run import loop as training
+    from ace.tools import plots
 
     try:
         training.train(run)
@@ -165,12 +165,12 @@ def evaluate(argv: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ace import evaluate as evaluation
-    from ace import plots
-    from ace.agent_file import load_agents
-    from ace.config import ConfigError
-    from ace.lanes import Program
-    from ace.resources import count_workers
+    from ace.engine.program import Program
+    from ace.engine.resources import count_workers
+    from ace.run import evaluate as evaluation
+    from ace.run.agent_file import load_agents
+    from ace.settings.config import ConfigError
+    from ace.tools import plots
 
     if args.episodes <= 0:
         raise ConfigError(f"--episodes is {args.episodes}; it must be at least 1")
@@ -205,10 +205,10 @@ def export(argv: list[str]) -> None:
     """`ace export`."""
     args = tyro.cli(ExportArgs, args=argv, prog="ace export")
     prepare_jax()
-    from ace.agent_file import load_agents
-    from ace.config import ConfigError
-    from ace.export import export_agent
-    from ace.lanes import Program
+    from ace.engine.program import Program
+    from ace.run.agent_file import load_agents
+    from ace.settings.config import ConfigError
+    from ace.tools.export import export_agent
 
     _, agent, setups, _ = read_run(args.run)
     if not 0 <= args.lane < len(setups):
@@ -226,9 +226,9 @@ def speed(argv: list[str]) -> None:
     prepare_jax()
     import tempfile
 
-    from ace import speed as speeds
-    from ace.config import ConfigError
-    from ace.record import versions, write_json
+    from ace.run.record import versions, write_json
+    from ace.settings.config import ConfigError
+    from ace.tools import speed as speeds
 
     if min((*args.lanes, args.steps), default=0) < 1:
         raise ConfigError("--lanes and --steps must be at least 1")
@@ -276,8 +276,8 @@ def info(argv: list[str]) -> None:
         print("usage: ace info\n\nshow versions, device, presets and agents")
         return
     from ace.agents import AGENTS
-    from ace.presets import PRESETS
-    from ace.record import versions
+    from ace.run.record import versions
+    from ace.settings.presets import PRESETS
 
     found = versions() | {"presets": list(PRESETS), "agents": list(AGENTS)}
     print(json.dumps(found, indent=2))
@@ -293,7 +293,7 @@ def prepare_jax() -> None:
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
         jax.config.update("jax_compilation_cache_dir", str(root / "ace" / "xla"))
-    from ace import stored
+    from ace.engine import stored
 
     stored.enable()
     # Small programs too: a run starts with dozens of them.

@@ -17,11 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ace import cli, replay, request
-from ace.lanes import Program, RunState
-from ace.resources import replay_capacity
-from ace.resume import Keeper, Progress
-from ace.types import Transition
+from ace import cli, replay
+from ace.engine.program import Program, RunState
+from ace.engine.resources import replay_capacity
+from ace.method.types import Transition
+from ace.run.resume import Keeper, Progress
+from ace.settings import request
 
 EPISODE = 250
 

@@ -20,10 +20,12 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from ace import kernels, lanes, nets
-from ace.config import replace
+from ace.engine import kernels
+from ace.engine import program as lanes
 from ace.envs import get_spec
-from ace.presets import resolve
+from ace.method import nets
+from ace.settings.config import replace
+from ace.settings.presets import resolve
 
 H200 = """
 gpu_device_info {

@@ -17,9 +17,12 @@ from threading import Event
 import jax
 import jax.numpy as jnp
 
-from ace import cli, learner, replay, request, resources
-from ace.lanes import Program
-from ace.speed import Bench, timed
+from ace import cli, replay
+from ace.engine import resources
+from ace.engine.program import Program
+from ace.method import learner
+from ace.settings import request
+from ace.tools.speed import Bench, timed
 
 CHANGES = {
     "learn.batch": (128, 256, 512, 1024),

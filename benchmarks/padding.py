@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import jax
 
 from ace import replay
-from ace.config import replace
+from ace.engine.kernels import plain
+from ace.engine.program import LaneSetup, Program
 from ace.envs import get_spec
-from ace.kernels import plain
-from ace.lanes import LaneSetup, Program
-from ace.presets import resolve
-from ace.speed import Bench, count_flops
+from ace.settings.config import replace
+from ace.settings.presets import resolve
+from ace.tools.speed import Bench, count_flops
 
 DMC15 = (
     "acrobot-swingup cheetah-run finger-turn_hard fish-swim hopper-hop hopper-stand humanoid-run "

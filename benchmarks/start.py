@@ -23,14 +23,15 @@ def main() -> None:
     parser.add_argument("--preset", default="default")
     parser.add_argument("--lanes", type=int, default=16)
     args, flags = parser.parse_known_args()
-    from ace import cli, request
+    from ace import cli
+    from ace.settings import request
 
     cli.prepare_jax()
     import jax
 
-    from ace.lanes import Program
-    from ace.resources import replay_capacity
-    from ace.train import Loop
+    from ace.engine.program import Program
+    from ace.engine.resources import replay_capacity
+    from ace.run.loop import Loop
 
     def say(what: str) -> None:
         print(f"{time.perf_counter() - begun:6.1f} s  {what}", flush=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from ace.checkpoint import Checkpoints
+from ace.run.checkpoint import Checkpoints
 
 TASKS = ("probe/long", "probe/point")
 
@@ -149,7 +149,10 @@ def simulators(parent: int) -> list[int]:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             fields = (path / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[1]) == parent and b"ace.envs.worker" in (path / "cmdline").read_bytes():
+            if (
+                int(fields[1]) == parent
+                and b"ace.envs.pool.worker" in (path / "cmdline").read_bytes()
+            ):
                 found.append(int(path.name))
         except (OSError, IndexError):  # it ended meanwhile
             continue

@@ -13,7 +13,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # Compiling is most of what the suite does; these halve it, and no test is about speed.
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
-from ace import stored  # noqa: E402, after the settings above
+from ace.engine import stored  # noqa: E402
 
 # Tests change code that functions on disk, traced before, would not have.
 stored.enable = lambda: None

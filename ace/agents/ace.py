@@ -5,12 +5,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ace import learner, model, nets, planners, replay
-from ace.config import Config
-from ace.learner import cast, init, ramp
+from ace import planners, replay
+from ace.method import learner, model, nets
+from ace.method.learner import cast, init, ramp
+from ace.method.types import Lane, LearnerState, Metrics, Params, PlanMemory
 from ace.planners import PlanInput, init_memory
 from ace.planners.icem import proposal_counts
-from ace.types import Lane, LearnerState, Metrics, Params, PlanMemory
+from ace.settings.config import Config
 
 __all__ = ["METRICS", "act", "act_policy", "init", "init_memory", "update"]
 

@@ -14,12 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ace import kernels, keys, replay, stored, transfer
+from ace import replay
 from ace.agents import AGENTS
-from ace.config import Config, ConfigError, flatten
-from ace.noise import noise_maps
-from ace.packing import SMALL, Packed, Packing
-from ace.types import Lane, LearnerState, PlanMemory, Transition
+from ace.engine import kernels, stored, transfer
+from ace.engine.packing import SMALL, Packed, Packing
+from ace.method.noise import noise_maps
+from ace.method.types import Lane, LearnerState, PlanMemory, Transition
+from ace.settings import keys
+from ace.settings.config import Config, ConfigError, flatten
 
 GPU_OPTIONS = {
     # Products by the vendor's library: a search for others takes most of the compilation.

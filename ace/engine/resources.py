@@ -7,9 +7,9 @@ from pathlib import Path
 import jax
 
 from ace import replay
-from ace.config import Config, ConfigError
+from ace.engine.program import LaneSetup, Program
 from ace.envs import get_spec
-from ace.lanes import LaneSetup, Program
+from ace.settings.config import Config, ConfigError
 
 CGROUP = Path("/sys/fs/cgroup/cpu.max")
 

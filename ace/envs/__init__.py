@@ -2,8 +2,8 @@
 imported only when a task needs them."""
 
 from ace.envs.api import Env, EnvError, EnvSpec, StepResult, TaskError
+from ace.envs.pool.vector import EnvRequest, Fault, VectorEnv, VectorStep
 from ace.envs.registry import get_spec, make, task_names, validate
-from ace.envs.vector import EnvRequest, Fault, VectorEnv, VectorStep
 
 __all__ = [
     "Env",

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from ace.envs.api import ActionRepeat, Checked, Env, EnvSpec, TaskError
 
-FAMILIES = {"dmc": "ace.envs.dmc", "probe": "ace.envs.probe"}
+FAMILIES = {"dmc": "ace.envs.dmc.suite", "probe": "ace.envs.probe"}
 GYM_HELP = "gym/ID (any id of gymnasium), or package.module:function (returns a gymnasium.Env)"
 
 

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ace import keys, losses, model, nets, replay, targets
-from ace.config import Config, LearnConfig, Ramp
-from ace.types import Batch, Lane, LearnerState, Metrics, Params
+from ace import replay
+from ace.method import losses, model, nets, targets
+from ace.method.types import Batch, Lane, LearnerState, Metrics, Params
+from ace.settings import keys
+from ace.settings.config import Config, LearnConfig, Ramp
 
 SMALL = 8192  # numbers of a leaf that is joined with others
 DTYPES = {"f32": jnp.float32, "tf32": jnp.float32, "bf16": jnp.bfloat16}

@@ -4,7 +4,7 @@
 import jax
 import jax.numpy as jnp
 
-from ace.targets import similarity_error
+from ace.method.targets import similarity_error
 
 
 def similarity(prediction: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:

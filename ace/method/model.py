@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ace import nets
-from ace.config import Config, LearnConfig
-from ace.types import Params
+from ace.method import nets
+from ace.method.types import Params
+from ace.settings.config import Config, LearnConfig
 
 
 def init(rng: nets.Rng, config: Config, obs_size: int, action_size: int) -> tuple[Params, Params]:

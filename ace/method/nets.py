@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ace import kernels
-from ace.kernels import on_gpu
-from ace.types import Params
+from ace.engine import kernels
+from ace.engine.kernels import on_gpu
+from ace.method.types import Params
 
 Rng = np.random.Generator
 ELU = kernels.ACTIVATIONS["elu"][0]  # in float32

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from ace.config import LearnConfig
-from ace.types import Moments
+from ace.method.types import Moments
+from ace.settings.config import LearnConfig
 
 
 def similarity_error(prediction: jax.Array, target: jax.Array) -> jax.Array:

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ace.config import Config
+from ace.settings.config import Config
 
 Params = dict[str, Any]
 Metrics = dict[str, jax.Array]

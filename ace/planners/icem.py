@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ace.config import Config, PlanConfig
-from ace.types import PlanMemory
+from ace.method.types import PlanMemory
+from ace.settings.config import Config, PlanConfig
 
 # Actions [H, N, A], noise [N, A] and which of them are the first proposals -> values [N].
 Score = Callable[[jax.Array, jax.Array, slice], jax.Array]

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ace import checkpoint
-from ace.lanes import Program
-from ace.packing import Packed
+from ace.engine.packing import Packed
+from ace.engine.program import Program
+from ace.run import checkpoint
 
 AGENT_FILE = "agent.safetensors"
 

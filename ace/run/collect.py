@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ace import keys
+from ace.engine.program import LaneSetup, Program
 from ace.envs import EnvRequest, Fault, VectorEnv
-from ace.lanes import LaneSetup, Program
+from ace.settings import keys
 
 
 class Episode(NamedTuple):

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ace import keys
+from ace.engine.packing import Packed
+from ace.engine.program import Program
 from ace.envs import EnvError, EnvRequest, VectorEnv, get_spec, make
-from ace.lanes import Program
-from ace.packing import Packed
+from ace.settings import keys
 
 PHASES = 4, 8, 16  # of a round, least, usual and most: choose, send, leave time, receive
 RESET = 64  # calls before the first round, while the simulators begin their episodes

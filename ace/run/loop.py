@@ -15,16 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ace import checkpoint, resume
-from ace.agent_file import save_agents
-from ace.collect import Collector
-from ace.config import ConfigError
+from ace.engine.packing import Packed
+from ace.engine.program import BLOCK, LaneSetup, Program, RunState
+from ace.engine.resources import check_memory, count_workers, replay_capacity, spare_cores
 from ace.envs import EnvError, Fault
-from ace.evaluate import Evaluator
-from ace.lanes import BLOCK, LaneSetup, Program, RunState
-from ace.packing import Packed
-from ace.record import LaneInfo, Recorder, versions, write_json
-from ace.resources import check_memory, count_workers, replay_capacity, spare_cores
+from ace.run import checkpoint, resume
+from ace.run.agent_file import save_agents
+from ace.run.collect import Collector
+from ace.run.evaluate import Evaluator
+from ace.run.record import LaneInfo, Recorder, versions, write_json
+from ace.settings.config import ConfigError
 
 
 @dataclass(frozen=True)

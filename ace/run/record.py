@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, SupportsFloat
 
-from ace.display import Display, LaneInfo, text
+from ace.run.display import Display, LaneInfo, text
 
 TRAIN_COLUMNS = ("lane", "seed", "task", "env_step", "return", "episode_length", "wall_time")
 EVAL_COLUMNS = (*TRAIN_COLUMNS[:5], "policy_return", "episode_length", "wall_time")

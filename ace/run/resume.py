@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ace import replay
-from ace.checkpoint import CheckpointError, Checkpoints, Saved, named_arrays
-from ace.collect import Collector
-from ace.config import ConfigError
-from ace.lanes import Program, RunState
+from ace.engine.program import Program, RunState
+from ace.run.checkpoint import CheckpointError, Checkpoints, Saved, named_arrays
+from ace.run.collect import Collector
+from ace.settings.config import ConfigError
 
 ROWS = ("obs", "action", "reward", "terminated", "final")
 COUNTS = ("lengths", "episodes", "void", "faults")  # of the collector

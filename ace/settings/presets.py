@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from ace.config import Config, ConfigError, Ramp, replace
 from ace.envs import EnvSpec
+from ace.settings.config import Config, ConfigError, Ramp, replace
 
 Settings = dict[str, Any]
 

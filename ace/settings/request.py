@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from ace.config import Config
+from ace.settings.config import Config
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class TrainArgs:
 def plan_run(argv: list[str]) -> Any:
     """Everything that `ace train` was asked for, checked before anything is written."""
     from ace.agents import AGENTS
-    from ace.config import ConfigError, validate
+    from ace.engine.program import LaneSetup, check_compatible
     from ace.envs import get_spec
     from ace.envs import validate as validate_task
-    from ace.lanes import LaneSetup, check_compatible
-    from ace.presets import resolve
-    from ace.train import Run
+    from ace.run.loop import Run
+    from ace.settings.config import ConfigError, validate
+    from ace.settings.presets import resolve
 
     asked = parse_train(argv, Config())  # tasks and preset decide the defaults of all the rest
     if not asked.tasks:
@@ -88,7 +88,7 @@ def parse_train(argv: list[str], config: Config) -> TrainArgs:
 
 def known(what: str, name: str, table: Any) -> None:
     """Refuse a name that a table does not have, with the nearest one that it has."""
-    from ace.config import ConfigError
+    from ace.settings.config import ConfigError
 
     if name not in table:
         near = difflib.get_close_matches(name, table, 1)
@@ -98,7 +98,7 @@ def known(what: str, name: str, table: Any) -> None:
 
 def variations(config: Config, vary: tuple[str, ...]) -> list[tuple[str, Config]]:
     """(label, config) for every combination of the varied settings."""
-    from ace import config as settings
+    from ace.settings import config as settings
 
     found = [("", config)]
     flat = settings.flatten(config)
@@ -119,7 +119,7 @@ def variations(config: Config, vary: tuple[str, ...]) -> list[tuple[str, Config]
 
 def parse_value(kind: type, text: str) -> Any:
     """A value of a setting from text."""
-    from ace.config import ConfigError
+    from ace.settings.config import ConfigError
 
     if kind is bool and text.lower() in ("true", "false"):
         return text.lower() == "true"
@@ -131,7 +131,7 @@ def parse_value(kind: type, text: str) -> Any:
 
 def check_folder(run: Any) -> None:
     """Refuse a folder that holds another run; the same run is continued."""
-    from ace.config import ConfigError
+    from ace.settings.config import ConfigError
 
     path = run.folder / "config.json"
     if run.folder.exists() and not run.folder.is_dir():
@@ -153,9 +153,9 @@ def resolve_precision(precision: str) -> Any:
 
 def read_run(folder: Path) -> tuple[str, str, list, list[str]]:
     """Preset, agent, lanes and labels of a run folder."""
-    from ace.config import ConfigError, from_dict
+    from ace.engine.program import LaneSetup
     from ace.envs import get_spec
-    from ace.lanes import LaneSetup
+    from ace.settings.config import ConfigError, from_dict
 
     path = folder / "config.json"
     if not path.exists():
@@ -175,7 +175,7 @@ def read_run(folder: Path) -> tuple[str, str, list, list[str]]:
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file."""
-    from ace.config import ConfigError
+    from ace.settings.config import ConfigError
 
     try:
         return json.loads(path.read_text())

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export as jax_export
 
-from ace import checkpoint, kernels
-from ace.agent_file import agent_part
-from ace.config import ConfigError
-from ace.lanes import MATMUL, Program
-from ace.packing import Packed
-from ace.types import Lane, LearnerState, PlanMemory
+from ace.engine import kernels
+from ace.engine.packing import Packed
+from ace.engine.program import MATMUL, Program
+from ace.method.types import Lane, LearnerState, PlanMemory
+from ace.run import checkpoint
+from ace.run.agent_file import agent_part
+from ace.settings.config import ConfigError
 
 FORMAT = 1
 PLATFORMS = ("cpu", "cuda")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ace.record import read_csv
+from ace.run.record import read_csv
 
 Rows = Sequence[Mapping[str, Any]]
 

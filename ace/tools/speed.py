@@ -19,13 +19,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ace import kernels
-from ace.collect import Collector
+from ace.engine import kernels
+from ace.engine.program import Program, RunState
+from ace.engine.resources import check_memory, peak_memory, replay_capacity
 from ace.envs import get_spec
-from ace.evaluate import RESET, Evaluator
-from ace.lanes import Program, RunState
-from ace.resources import check_memory, peak_memory, replay_capacity
-from ace.train import Loop, Run
+from ace.run.collect import Collector
+from ace.run.evaluate import RESET, Evaluator
+from ace.run.loop import Loop, Run
 
 WARM_UP = 20  # calls before those that count
 RUN_WARM_UP = 200  # steps of a run: processors and memory take about a second to settle

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from ace.plots import comparison
-from ace.record import read_csv
+from ace.run.record import read_csv
+from ace.tools.plots import comparison
 
 FOLDER = Path(__file__).parent
 TASKS = ("acrobot-swingup", "hopper-hop", "quadruped-run")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from ace.plots import align, bootstrap_interval
-from ace.record import read_csv
+from ace.run.record import read_csv
+from ace.tools.plots import align, bootstrap_interval
 
 FOLDER = Path(__file__).parent
 COLOURS = {"bf16": "#c0392b", "tf32": "#2c5f8a"}

@@ -7,7 +7,7 @@ import pytest
 
 from ace.envs import EnvError, TaskError, get_spec, make, task_names, validate
 from ace.envs.api import ActionRepeat
-from ace.envs.dmc import DmcEnv, load_suite
+from ace.envs.dmc.suite import DmcEnv, load_suite
 
 DMC15 = {
     "acrobot-swingup": (6, 1),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ace.envs.dmc import DmcEnv, load_suite
+from ace.envs.dmc.suite import DmcEnv, load_suite
 
 SUITE: Any = load_suite()  # first: otherwise dm_control would look for OpenGL
 dmc_speed: Any = importlib.import_module("ace.envs.dmc_speed")

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ace import learner, model
 from ace.agents import ace as agent
-from ace.config import Config, LearnConfig, NetConfig, PlanConfig, Ramp, flatten, replace
-from ace.noise import noise_maps
-from ace.types import Lane
+from ace.method import learner, model
+from ace.method.noise import noise_maps
+from ace.method.types import Lane
+from ace.settings.config import Config, LearnConfig, NetConfig, PlanConfig, Ramp, flatten, replace
 from tests.golden import reference as ref
 
 quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ace import kernels, learner, model, nets
-from ace.config import Config, replace
-from ace.kernels import common
-from ace.types import Batch, Lane
+from ace.engine import kernels
+from ace.engine.kernels import common
+from ace.method import learner, model, nets
+from ace.method.types import Batch, Lane
+from ace.settings.config import Config, replace
 
 F = jnp.float32
 

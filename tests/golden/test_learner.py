@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ace import learner
-from ace.config import Config, LearnConfig, NetConfig, PlanConfig, flatten, replace
-from ace.noise import noise_maps
-from ace.types import Batch, Lane, LearnerState, Moments
+from ace.method import learner
+from ace.method.noise import noise_maps
+from ace.method.types import Batch, Lane, LearnerState, Moments
+from ace.settings.config import Config, LearnConfig, NetConfig, PlanConfig, flatten, replace
 from tests.golden import reference as ref
 
 H, B, OBS, A = 2, 3, 3, 2

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ace import model, nets
-from ace.config import Config, LearnConfig, NetConfig, replace
+from ace.method import model, nets
+from ace.settings.config import Config, LearnConfig, NetConfig, replace
 from tests.golden import reference as ref
 
 # Compiled whole: many small eager programs take longer to build than one.

@@ -4,7 +4,7 @@ import colorednoise
 import numpy as np
 import pytest
 
-from ace.noise import colored_map, noise_maps
+from ace.method.noise import colored_map, noise_maps
 
 LENGTHS = range(2, 8)
 BETAS = (0.5, 2.5)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ace.config import Config, PlanConfig, replace
-from ace.noise import noise_maps
+from ace.method.noise import noise_maps
 from ace.planners import PlanInput, icem, init_memory, plan, populations
+from ace.settings.config import Config, PlanConfig, replace
 
 # These programs run a few times only: compile them fast rather than well.
 quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ace import replay
-from ace.config import ReplayConfig
-from ace.types import Transition
+from ace.method.types import Transition
+from ace.settings.config import ReplayConfig
 
 LEAVES = 5000  # three levels of the tree
 set_leaves = jax.jit(replay.set_leaves)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ace import targets
-from ace.config import LearnConfig
-from ace.types import Moments
+from ace.method import targets
+from ace.method.types import Moments
+from ace.settings.config import LearnConfig
 from tests.golden import reference as ref
 
 lambda_targets = jax.jit(targets.lambda_targets)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ace import model
+from ace.method import model
 from tests.run.helpers import small_run
 
 DISCOUNT = 0.9

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ace import cli
-from ace.record import read_csv
+from ace.run.record import read_csv
 from tests.run.helpers import small_run
 
 BAD = [

@@ -13,9 +13,10 @@ import pytest
 from jax import export
 from safetensors.numpy import load_file, save_file
 
-from ace import cli, request
-from ace.agent_file import load_agents
-from ace.lanes import Program
+from ace import cli
+from ace.engine.program import Program
+from ace.run.agent_file import load_agents
+from ace.settings import request
 from tests.run.helpers import small_run
 
 # What a user would write: JAX, safetensors, JSON, and nothing of this project.

@@ -10,11 +10,11 @@ import jax
 import numpy as np
 import pytest
 
-from ace import request
-from ace.checkpoint import Checkpoints
 from ace.envs import EnvError
-from ace.evaluate import Evaluator
-from ace.train import Loop, train
+from ace.run.checkpoint import Checkpoints
+from ace.run.evaluate import Evaluator
+from ace.run.loop import Loop, train
+from ace.settings import request
 from tests.run.helpers import leaves
 
 HERE = "tests.envs.bad_envs"

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ace import request, resume
-from ace.checkpoint import CheckpointError
-from ace.collect import Collector
-from ace.config import ConfigError
-from ace.lanes import Program
-from ace.resources import replay_capacity
-from ace.train import Loop, train
+from ace.engine.program import Program
+from ace.engine.resources import replay_capacity
+from ace.run import resume
+from ace.run.checkpoint import CheckpointError
+from ace.run.collect import Collector
+from ace.run.loop import Loop, train
+from ace.settings import request
+from ace.settings.config import ConfigError
 from tests.run.helpers import leaves
 
 CASES = int(os.environ.get("ACE_FUZZ", 2_000))  # 10,000 in docs/reliability.md

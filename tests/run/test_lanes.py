@@ -5,12 +5,13 @@ import jax
 import numpy as np
 import pytest
 
-from ace import evaluate, lanes
-from ace.config import Config, ConfigError, replace
+from ace.engine import program as lanes
+from ace.engine.program import LaneSetup, Program, RunState, check_compatible
 from ace.envs import get_spec
 from ace.envs.api import StepResult
-from ace.lanes import LaneSetup, Program, RunState, check_compatible
-from ace.presets import resolve
+from ace.run import evaluate
+from ace.settings.config import Config, ConfigError, replace
+from ace.settings.presets import resolve
 from tests.run.helpers import leaves
 
 CONFIG = resolve("debug", "probe/point", get_spec("probe/point"))

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from ace import plots
-from ace.record import LaneInfo, Recorder
+from ace.run.record import LaneInfo, Recorder
+from ace.tools import plots
 
 
 def image_colours(path) -> int:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ace.display import Display, LaneInfo
-from ace.record import Recorder, read_csv, versions, write_json
+from ace.run.display import Display, LaneInfo
+from ace.run.record import Recorder, read_csv, versions, write_json
 
 LANES = [LaneInfo(0, 7, "dmc/cartpole-swingup", ""), LaneInfo(1, 8, "dmc/cartpole-swingup", "")]
 EVAL_HEADER = "lane,seed,task,env_step,return,policy_return,episode_length,wall_time"

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ace import evaluate, request
-from ace.config import Config, replace
+from ace.engine.program import LaneSetup, Program
 from ace.envs import EnvSpec, VectorEnv
-from ace.lanes import LaneSetup, Program
+from ace.run import evaluate
+from ace.settings import request
+from ace.settings.config import Config, replace
 from tests.run.helpers import leaves, small_run
 
 TASK = "probe/long"  # episodes of 1 to 12 steps, terminated and truncated

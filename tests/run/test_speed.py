@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ace import cli, request, speed
-from ace.config import replace
+from ace import cli
+from ace.engine.program import LaneSetup, Program
 from ace.envs.api import EnvSpec
-from ace.lanes import LaneSetup, Program
-from ace.presets import resolve
+from ace.settings import request
+from ace.settings.config import replace
+from ace.settings.presets import resolve
+from ace.tools import speed
 
 
 def flops(function, *args) -> float:

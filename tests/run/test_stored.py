@@ -8,11 +8,12 @@ import jax
 import numpy as np
 import pytest
 
-from ace import lanes, stored
-from ace.config import replace
+from ace.engine import program as lanes
+from ace.engine import stored
+from ace.engine.program import LaneSetup, Program
 from ace.envs import get_spec
-from ace.lanes import LaneSetup, Program
-from ace.presets import resolve
+from ace.settings.config import replace
+from ace.settings.presets import resolve
 from tests.run.helpers import leaves
 
 TASK = "probe/point"

@@ -6,7 +6,7 @@ import json
 import jax
 import pytest
 
-from ace.config import Config, ConfigError, Ramp, flatten, from_dict, replace, validate
+from ace.settings.config import Config, ConfigError, Ramp, flatten, from_dict, replace, validate
 
 BAD = [
     ("env_steps", 0),

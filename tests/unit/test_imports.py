@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ace.config import Config, flatten
+from ace.settings.config import Config, flatten
 
 ROOT = Path(__file__).parents[2] / "ace"
 LAYERS = [

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from ace import keys
+from ace.settings import keys
 
 
 def test_device_keys_differ() -> None:

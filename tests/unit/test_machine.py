@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import jax
 
-from ace import resources
-from ace.config import Config
+from ace.engine import resources
+from ace.settings.config import Config
 
 
 def card(monkeypatch, stats: dict[str, int] | None) -> None:

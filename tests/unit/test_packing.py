@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ace.packing import Packing
+from ace.engine.packing import Packing
 
 LIKE = {
     "flag": np.array([True, False, True]),

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ace.config import ConfigError, flatten, validate
 from ace.envs import EnvSpec, registry
-from ace.presets import DMC15, PRESETS, resolve, task_settings
+from ace.settings.config import ConfigError, flatten, validate
+from ace.settings.presets import DMC15, PRESETS, resolve, task_settings
 
 # Section 8.2: action repeat, beta and lambda of the paper, novelty weight; and beta of the code.
 TABLE = {

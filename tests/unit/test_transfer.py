@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ace.transfer import Inbox, memory
+from ace.engine.transfer import Inbox, memory
 
 
 def test_every_array_arrives_though_the_place_is_the_same() -> None:

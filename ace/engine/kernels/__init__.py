@@ -16,11 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ace.kernels import columns, common, dynamics, gru, layers, rows
-from ace.kernels.columns import batch_norm_elu
-from ace.kernels.common import ACTIVATIONS, lanes, on_gpu, plain
-from ace.kernels.gru import gru_gates
-from ace.kernels.rows import bias_norm_act, head
+from ace.engine.kernels import columns, common, dynamics, gru, layers, rows
+from ace.engine.kernels.columns import batch_norm_elu
+from ace.engine.kernels.common import ACTIVATIONS, lanes, on_gpu, plain
+from ace.engine.kernels.gru import gru_gates
+from ace.engine.kernels.rows import bias_norm_act, head
 
 __all__ = [
     "ACTIVATIONS",

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ace.kernels import common
-from ace.kernels.common import EPS, F32, LOG2E, exp2, fma, launch, pallas, rsqrt, wide
+from ace.engine.kernels import common
+from ace.engine.kernels.common import EPS, F32, LOG2E, exp2, fma, launch, pallas, rsqrt, wide
 
 COLUMNS, ROWS = 64, 128  # of a program; rows in hand at a time
 WARPS = 4

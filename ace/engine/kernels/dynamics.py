@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ace.kernels import common, gru
-from ace.kernels.common import ACTIVATIONS, F32, fma, launch, pallas, tile, whole, wide
+from ace.engine.kernels import common, gru
+from ace.engine.kernels.common import ACTIVATIONS, F32, fma, launch, pallas, tile, whole, wide
 
 BF16 = jnp.bfloat16
 MOST, FEWEST = 64, 16  # rows of a program

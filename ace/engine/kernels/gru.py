@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ace.kernels import common
-from ace.kernels.common import (
+from ace.engine.kernels import common
+from ace.engine.kernels.common import (
     F32,
     fma,
     launch,

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ace.kernels import common
-from ace.kernels.common import ACTIVATIONS, F32, launch, pallas, tile, whole, wide
-from ace.kernels.dynamics import BF16, BUSY, Rows, dot, rows_each
+from ace.engine.kernels import common
+from ace.engine.kernels.common import ACTIVATIONS, F32, launch, pallas, tile, whole, wide
+from ace.engine.kernels.dynamics import BF16, BUSY, Rows, dot, rows_each
 
 IN_CHUNK, OUT_CHUNK = 64, 128  # wide columns in hand at a time
 WARPS, STAGES = 4, 3

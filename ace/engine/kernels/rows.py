@@ -19,8 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ace.kernels import common
-from ace.kernels.common import (
+from ace.engine.kernels import common
+from ace.engine.kernels.common import (
     ACTIVATIONS,
     F32,
     fma,

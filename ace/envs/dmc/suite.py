@@ -82,7 +82,7 @@ class DmcEnv:
         """Draw the scene."""
         if self._camera is None or self._camera.size != (width, height):
             self._close_camera()
-            from ace.envs.offscreen import Camera
+            from ace.envs.dmc.offscreen import Camera
 
             index = CAMERAS.get(self._domain, 0)
             self._camera = Camera(self._physics.model.ptr, index, width, height)
@@ -128,7 +128,7 @@ def load_suite() -> ModuleType:
             if error.name != "dm_control":
                 raise
             raise TaskError("dmc tasks need the package dm_control; install it") from error
-        from ace.envs import dmc_speed
+        from ace.envs.dmc import speed as dmc_speed
     dmc_speed.install()
     return suite
 

@@ -22,7 +22,16 @@ from typing import NamedTuple
 import numpy as np
 
 from ace.envs.api import EnvError
-from ace.envs.worker import CLOSE, DONE, STEP, EnvRequest, Fault, Group, arrays_nbytes, arrays_over
+from ace.envs.pool.worker import (
+    CLOSE,
+    DONE,
+    STEP,
+    EnvRequest,
+    Fault,
+    Group,
+    arrays_nbytes,
+    arrays_over,
+)
 
 __all__ = ["EnvRequest", "Fault", "VectorEnv", "VectorStep"]
 
@@ -397,7 +406,7 @@ def _start_worker(connection_fd: int, memory_fd: int) -> subprocess.Popen[bytes]
     path = [str(entry) for entry in sys.path]
     code = (
         f"import sys; sys.path[:] = {path!r};"
-        f" from ace.envs.worker import main; main({connection_fd}, {memory_fd})"
+        f" from ace.envs.pool.worker import main; main({connection_fd}, {memory_fd})"
     )
     return subprocess.Popen(
         [sys.executable, "-c", code],

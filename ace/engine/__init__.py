@@ -1,0 +1,1 @@
+"""All that exists for speed: the lane axis, compilation, transfers, fused kernels."""

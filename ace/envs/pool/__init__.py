@@ -1,0 +1,1 @@
+"""Many environments stepped at once by worker processes."""

@@ -1,0 +1,1 @@
+"""A run: collecting, evaluating, saving, continuing, recording."""

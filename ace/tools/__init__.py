@@ -1,0 +1,1 @@
+"""What is made of runs and programs: exported agents, measurements, figures."""
