@@ -9,7 +9,7 @@ from typing import Any
 
 import tyro
 
-from ace.settings.request import plan_run, read_run
+from ace.run.request import Run, plan_run, read_run
 
 COMMANDS = ("train", "resume", "eval", "export", "speed", "tasks", "info")
 USAGE = """usage: ace COMMAND ...
@@ -135,7 +135,6 @@ def resume(argv: list[str]) -> None:
     """`ace resume`."""
     args = tyro.cli(ResumeArgs, args=argv, prog="ace resume")
     prepare_jax()
-    from ace.run.loop import Run
 
     preset, agent, setups, labels = read_run(args.run)
     options = (args.tensorboard, args.quiet, args.save_minutes)

@@ -21,8 +21,8 @@ from ace import cli, replay
 from ace.engine.program import Program, RunState
 from ace.engine.resources import replay_capacity
 from ace.method.types import Transition
+from ace.run import request
 from ace.run.resume import Keeper, Progress
-from ace.settings import request
 
 EPISODE = 250
 

@@ -21,7 +21,7 @@ from ace import cli, replay
 from ace.engine import resources
 from ace.engine.program import Program
 from ace.method import learner
-from ace.settings import request
+from ace.run import request
 from ace.tools.speed import Bench, timed
 
 CHANGES = {

@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=16)
     args, flags = parser.parse_known_args()
     from ace import cli
-    from ace.settings import request
+    from ace.run import request
 
     cli.prepare_jax()
     import jax

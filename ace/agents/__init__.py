@@ -1,14 +1,14 @@
-"""Agents of the one training loop. An agent is a module of pure functions for one lane:
+"""What an agent is, and the table of those that ship with the package.
 
-init(config, seed, sizes, padded) -> learner state
-init_memory(config, action_size) -> memory carried between steps of an episode
-act(lane, learner, memory, obs, first, agent_step, key, train) -> action, memory
-act_policy(lane, learner, obs) -> action without planning
-update(lane, learner, replay, agent_step, active) -> learner, replay, metrics
+An agent is a set of pure functions of one lane. The engine adds the lane axis, compiles them and
+moves their numbers; nothing else of an agent is known anywhere, so its parameters may have any
+names and shapes. A new one is a file that makes an `Agent` and registers it (docs/extend.md).
 """
 
-from types import ModuleType
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from ace.agents import ace
+from ace.agents.contract import AGENTS, Agent, register
 
-AGENTS: dict[str, ModuleType] = {"ace": ace}
+__all__ = ["AGENTS", "Agent", "register"]

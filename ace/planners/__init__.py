@@ -1,11 +1,13 @@
-"""Planners search action sequences without knowing what a model is.
+"""What a planner is, and the table of those that ship with the package.
 
-A planner is handed `score(actions [H, N, A], noise [N, A], proposed) -> values [N]` and a set of
-proposed sequences, and returns an action and the memory for the next step. `proposed` is the slice
-of the N sequences that holds the first proposals, which may have been rolled out before. Memory is
-a value: whether an episode begins is data, so nothing can leak from one episode to the next.
+Planners search action sequences without knowing what a model is: they are handed a score and the
+sequences that a policy proposes. A new one is a file that makes a `Planner` and registers it
+(docs/extend.md).
 """
 
-from ace.planners.icem import PlanInput, init_memory, plan, populations
+from ace.planners import cem, icem
+from ace.planners.contract import PLANNERS, Context, Planner, Score, register
 
-__all__ = ["PlanInput", "init_memory", "plan", "populations"]
+__all__ = ["PLANNERS", "Context", "Planner", "Score", "register"]
+
+register("icem", icem.PLANNER)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ace.engine.packing import Packed
-from ace.engine.program import BLOCK, LaneSetup, Program, RunState
+from ace.engine.program import BLOCK, Program, RunState
 from ace.engine.resources import check_memory, count_workers, replay_capacity, spare_cores
 from ace.envs import EnvError, Fault
 from ace.run import checkpoint, resume
@@ -24,29 +23,8 @@ from ace.run.agent_file import save_agents
 from ace.run.collect import Collector
 from ace.run.evaluate import Evaluator
 from ace.run.record import LaneInfo, Recorder, versions, write_json
+from ace.run.request import Run
 from ace.settings.config import ConfigError
-
-
-@dataclass(frozen=True)
-class Run:
-    """Everything that defines a run, and where it goes."""
-
-    agent: str
-    preset: str
-    setups: Sequence[LaneSetup]
-    labels: Sequence[str]
-    folder: Path
-    tensorboard: bool = False
-    quiet: bool = False
-    save_minutes: float = 10.0
-
-    def describe(self) -> dict[str, Any]:
-        """What `config.json` holds."""
-        lanes = [
-            {"task": s.task, "seed": s.seed, "label": label, "config": asdict(s.config)}
-            for s, label in zip(self.setups, self.labels, strict=True)
-        ]
-        return {"format": 1, "agent": self.agent, "preset": self.preset, "lanes": lanes}
 
 
 class Stopped(Exception):

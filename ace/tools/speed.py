@@ -25,7 +25,8 @@ from ace.engine.resources import check_memory, peak_memory, replay_capacity
 from ace.envs import get_spec
 from ace.run.collect import Collector
 from ace.run.evaluate import RESET, Evaluator
-from ace.run.loop import Loop, Run
+from ace.run.loop import Loop
+from ace.run.request import Run
 
 WARM_UP = 20  # calls before those that count
 RUN_WARM_UP = 200  # steps of a run: processors and memory take about a second to settle

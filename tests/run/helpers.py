@@ -5,8 +5,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from ace.run import request
 from ace.run.loop import train
-from ace.settings import request
 
 
 def small_run(folder: Path, *argv: str, preset: str = "debug"):

@@ -15,8 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 from ace import cli
 from ace.engine.program import Program
+from ace.run import request
 from ace.run.agent_file import load_agents
-from ace.settings import request
 from tests.run.helpers import small_run
 
 # What a user would write: JAX, safetensors, JSON, and nothing of this project.

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ace.envs import EnvError
+from ace.run import request
 from ace.run.checkpoint import Checkpoints
 from ace.run.evaluate import Evaluator
 from ace.run.loop import Loop, train
-from ace.settings import request
 from tests.run.helpers import leaves
 
 HERE = "tests.envs.bad_envs"

@@ -14,10 +14,9 @@ from safetensors.numpy import load_file
 from ace import cli
 from ace.engine.program import Program
 from ace.engine.resources import replay_capacity
-from ace.run import resume
+from ace.run import request, resume
 from ace.run.collect import Collector
 from ace.run.record import read_csv
-from ace.settings import request
 
 STORED = Path(__file__).parents[1] / "data" / "format-1"
 

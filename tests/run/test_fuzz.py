@@ -17,11 +17,10 @@ import pytest
 
 from ace.engine.program import Program
 from ace.engine.resources import replay_capacity
-from ace.run import resume
+from ace.run import request, resume
 from ace.run.checkpoint import CheckpointError
 from ace.run.collect import Collector
 from ace.run.loop import Loop, train
-from ace.settings import request
 from ace.settings.config import ConfigError
 from tests.run.helpers import leaves
 

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from ace import cli
-from ace.run import resume
+from ace.run import request, resume
 from ace.run.checkpoint import CheckpointError, Checkpoints
 from ace.run.loop import Loop, Stopped, train
-from ace.settings import request
 from ace.settings.config import ConfigError
 from benchmarks.survive import kills
 from tests.run.helpers import leaves, small_run

@@ -9,8 +9,7 @@ import pytest
 
 from ace.engine.program import LaneSetup, Program
 from ace.envs import EnvSpec, VectorEnv
-from ace.run import evaluate
-from ace.settings import request
+from ace.run import evaluate, request
 from ace.settings.config import Config, replace
 from tests.run.helpers import leaves, small_run
 

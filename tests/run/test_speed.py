@@ -9,7 +9,7 @@ import pytest
 from ace import cli
 from ace.engine.program import LaneSetup, Program
 from ace.envs.api import EnvSpec
-from ace.settings import request
+from ace.run import request
 from ace.settings.config import replace
 from ace.settings.presets import resolve
 from ace.tools import speed

@@ -3,13 +3,36 @@ from the folder of a run. Heavy imports wait, so that help is quick."""
 
 import difflib
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from ace.settings.config import Config
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that defines a run, and where it goes."""
+
+    agent: str
+    preset: str
+    setups: Sequence[Any]  # LaneSetup
+    labels: Sequence[str]
+    folder: Path
+    tensorboard: bool = False
+    quiet: bool = False
+    save_minutes: float = 10.0
+
+    def describe(self) -> dict[str, Any]:
+        """What `config.json` holds."""
+        lanes = [
+            {"task": s.task, "seed": s.seed, "label": label, "config": asdict(s.config)}
+            for s, label in zip(self.setups, self.labels, strict=True)
+        ]
+        return {"format": 1, "agent": self.agent, "preset": self.preset, "lanes": lanes}
 
 
 @dataclass(frozen=True)
@@ -43,7 +66,6 @@ def plan_run(argv: list[str]) -> Any:
     from ace.engine.program import LaneSetup, check_compatible
     from ace.envs import get_spec
     from ace.envs import validate as validate_task
-    from ace.run.loop import Run
     from ace.settings.config import ConfigError, validate
     from ace.settings.presets import resolve
 

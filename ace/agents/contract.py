@@ -1,0 +1,84 @@
+"""The contract of an agent and the table that the command knows."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax
+
+from ace.method.types import Lane, Metrics
+from ace.replay import Replay
+from ace.settings.config import Config
+
+Sizes = tuple[int, int]  # of observations and actions
+State = Any  # all that learning changes: any tree of arrays
+Acting = Any  # the part of the state that acting reads
+Memory = Any  # what an agent hands to itself from step to step of an episode; may be ()
+
+Act = Callable[
+    [Lane, Acting, Memory, jax.Array, jax.Array, jax.Array, jax.Array, bool],
+    tuple[jax.Array, Memory],
+]
+Update = Callable[
+    [Lane, State, Replay, jax.Array, jax.Array], tuple[State, Replay, Metrics]
+]
+
+
+def _everything(state: State) -> Acting:
+    return state
+
+
+def _nothing(*_: Any) -> Any:
+    return ()
+
+
+def _one(config: Config) -> int:
+    return 1
+
+
+@dataclass(frozen=True)
+class Agent:
+    """An agent for one lane. Observations are [O], actions [A] in [-1, 1], both padded with zeros
+    to the sizes of the program; `lane.action_mask` tells real action dimensions from padding."""
+
+    init: Callable[[Config, int, Sizes], State]
+    """(config, seed, sizes): a fresh state for a task of these sizes, best as NumPy arrays."""
+    pad: Callable[[State, Sizes], State]
+    """(state, sizes): the same state for larger observations and actions, which are zero there."""
+    act: Act
+    """(lane, acting, memory, obs, first, agent_step, key, train): an action and the new memory.
+    `first` holds where an episode begins: the memory is of another one then."""
+    update: Update
+    """(lane, state, replay, agent_step, active): one update. A lane that is not active must come
+    back as it was, its replay too."""
+    metrics: tuple[str, ...]
+    """Names of what `update` returns besides: columns of train.csv. `skipped_updates`, if it is
+    among them, is also shown on the console."""
+    act_policy: Callable[[Lane, Acting, jax.Array], jax.Array] | None = None
+    """(lane, acting, obs [..., O]): actions of the policy alone, without noise or planning."""
+    plays: tuple[Literal["agent", "policy"], ...] = ("agent",)
+    """What an evaluation plays: `act`, `act_policy`, or both; the first one's is the `return`."""
+    memory: Callable[[Config, int], Memory] = _nothing
+    """(config, action size): the memory before an episode."""
+    segment: Callable[[Config], int] = _one
+    """Steps of the segments that are drawn from the replay."""
+    acting_part: Callable[[State], Acting] = _everything
+    """What acting reads of the state: this is evaluated, written to the agent's file, exported."""
+    constants: Callable[[Config], Any] = _nothing
+    """Arrays that follow from the settings of a lane, made once on the host: `lane.constants`."""
+    settings: type | None = None
+    """A settings class of its own: `config.own`, flags `--NAME.field`."""
+    sections: tuple[str, ...] = ()
+    """Which of the common sections it reads: flags of the others are refused."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Common settings that have another default for this agent: {"learn.batch": 256}."""
+
+
+AGENTS: dict[str, Agent] = {}
+
+
+def register(name: str, agent: Agent) -> None:
+    """Make an agent known by a name: `ace train TASK --agent NAME`."""
+    if not name.isidentifier():
+        raise ValueError(f"agent name {name!r} must be letters, digits and _")
+    AGENTS[name] = agent
