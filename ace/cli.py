@@ -1,21 +1,23 @@
 """The `ace` command. Heavy imports wait until a command is known, so that help is quick."""
 
+import contextlib
 import difflib
-import json
+import os
+import signal
 import sys
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import tyro
+if TYPE_CHECKING:
+    from ace.run.flags import EvalArgs
+    from ace.run.request import Run
 
-from ace.run.request import Run, plan_run, read_run
-
-COMMANDS = ("train", "resume", "eval", "export", "speed", "tasks", "info")
 USAGE = """usage: ace COMMAND ...
 
   ace train TASK [TASK ...] [--seeds 0 1 2] [--env-steps N] [--preset default] [--run DIR]
-  ace resume RUN
+  ace resume RUN [--env-steps N]
   ace eval RUN [--episodes 10] [--video]
   ace export RUN OUT [--lane 0]
   ace speed [--lanes 1 5 16 48] [--preset default] [--task dmc/quadruped-run] [--json FILE]
@@ -24,124 +26,165 @@ USAGE = """usage: ace COMMAND ...
 
 `ace COMMAND --help` explains a command; `ace train --help` lists every setting.
 """
-
-
-@dataclass(frozen=True)
-class ResumeArgs:
-    """Continue an interrupted run; the command that started it does the same."""
-
-    run: tyro.conf.Positional[Path]
-    """The run's folder."""
-    tensorboard: bool = False
-    """Write TensorBoard files too."""
-    quiet: bool = False
-    """Print nothing but errors."""
-    save_minutes: float = 10.0
-    """Minutes between checkpoints; 0 saves only at the end and on SIGINT or SIGTERM."""
-
-
-@dataclass(frozen=True)
-class EvalArgs:
-    """Evaluate the agents that a run has saved."""
-
-    run: tyro.conf.Positional[Path]
-    """The run's folder."""
-    episodes: int = 10
-    """Episodes per lane, for the planner and for the policy."""
-    video: bool = False
-    """Film one planned episode of the first lane into video.mp4."""
-
-
-@dataclass(frozen=True)
-class ExportArgs:
-    """Write the policy and the planner of a trained agent as files that need no training code."""
-
-    run: tyro.conf.Positional[Path]
-    """The run's folder."""
-    out: tyro.conf.Positional[Path]
-    """A new folder."""
-    lane: int = 0
-    """Which lane of the run."""
-
-
-@dataclass(frozen=True)
-class SpeedArgs:
-    """Measure planning, updates, simulators and a whole run. Settings of `ace train` may follow."""
-
-    lanes: tuple[int, ...] = (1, 5, 16, 48)
-    """Numbers of lanes, each a program of its own."""
-    preset: str = "default"
-    """Settings: default, paper, released, cpu or debug."""
-    task: str = "dmc/quadruped-run"
-    """What the lanes learn."""
-    json: Path | None = None
-    """Write everything that was measured to this file."""
-    steps: int = 200
-    """Calls of each part that are timed, after a warm-up."""
-    profile: bool = False
-    """Name the kernels that take the time."""
+NO_ARGUMENTS = {
+    "tasks": "usage: ace tasks\n\nlist every task that `ace train` knows by name",
+    "info": "usage: ace info\n\nshow versions, device, presets, agents and planners",
+}
+NO_MEMORY = (
+    "the device has no memory left; train fewer lanes, lower --replay.capacity, or stop the other "
+    "program on the card (XLA_PYTHON_CLIENT_MEM_FRACTION sets the share that this one may take)"
+)
+NO_PICTURES = (
+    "pictures need OpenGL without a display: install EGL (libegl1, or the GPU's driver) and set "
+    "MUJOCO_GL=egl, or OSMesa (libosmesa6) and MUJOCO_GL=osmesa"
+)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run a command; errors that the user can mend are one line on stderr."""
     argv = sys.argv[1:] if argv is None else argv
+    try:
+        # A module beside the user is found, as by `python -m`; last, so that it hides no package.
+        sys.path += [os.getcwd()] if os.getcwd() not in sys.path else []
+        try:
+            with interrupts():
+                dispatch(argv)
+        finally:
+            sys.stdout.flush()  # a reader that has gone shows here, not while Python ends
+    except BrokenPipeError:
+        # What is still buffered goes nowhere: Python would flush it once more, and complain.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
+    except KeyboardInterrupt:  # the training loop raises it when it is interrupted twice
+        stop_now()
+    except Exception as error:
+        if (line := explained(error)) is None:
+            raise
+        print(f"ace: {line}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def explained(error: Exception) -> str | None:
+    """What the user can do about an error, in one line; None if it is a mistake of the program."""
+    from ace.envs import EnvError, TaskError
+    from ace.run.checkpoint import CheckpointError
+    from ace.settings.config import ConfigError
+
+    if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+        return NO_MEMORY
+    if isinstance(error, ConfigError | TaskError | EnvError | CheckpointError | OSError):
+        return " ".join(str(error).split())  # packages write several lines
+    return None
+
+
+def dispatch(argv: Sequence[str]) -> None:
+    """Find the command and run it."""
+    commands = {
+        "train": train,
+        "resume": resume,
+        "eval": evaluate,
+        "export": export,
+        "speed": speed,
+        "tasks": tasks,
+        "info": info,
+    }
     if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE, end="")
+        print(USAGE, end="", file=sys.stdout if argv else sys.stderr)
         raise SystemExit(0 if argv else 2)
     if argv[0] == "--version":
         from ace import __version__
 
         print(__version__)
         return
-    if argv[0] not in COMMANDS:
-        near = difflib.get_close_matches(argv[0], COMMANDS, 1)
-        hint = f"; did you mean `ace {near[0]}`?" if near else ""
-        print(f"ace: no command {argv[0]!r}{hint}\n\n{USAGE}", file=sys.stderr, end="")
+    if argv[0] not in commands:
+        near = difflib.get_close_matches(argv[0], commands, 1)
+        hint = f"did you mean `ace {near[0]}`?" if near else "`ace --help` lists them"
+        print(f"ace: no command {argv[0]!r}; {hint}", file=sys.stderr)
         raise SystemExit(2)
-    try:
-        commands = {
-            "train": train,
-            "resume": resume,
-            "eval": evaluate,
-            "export": export,
-            "speed": speed,
-            "tasks": tasks,
-            "info": info,
+    if not {"-h", "--help"}.isdisjoint(argv):
+        show_help(argv[0], argv[1:])
+        return
+    prepare_environment()
+    commands[argv[0]](argv[1:])
+
+
+def show_help(command: str, argv: Sequence[str]) -> None:
+    """Explain a command; without JAX, unless an agent's own settings are asked for."""
+    if command in NO_ARGUMENTS:
+        print(NO_ARGUMENTS[command])
+        return
+    import ace.settings
+
+    flags_of_agents = ("--agent", "--import")
+    own = command == "train" and any(word.startswith(flags_of_agents) for word in argv)
+    ace.settings.help_only = not own
+    from ace.run import flags
+
+    if own:
+        from ace.run.request import train_class
+
+        cls, config = train_class(argv)
+        flags.parse_train(cls, ["--help"], config)
+    elif command == "train":
+        cls = flags.train_args("ace", None)
+        flags.parse_train(cls, ["--help"], flags.Config())
+    else:
+        classes = {
+            "resume": flags.ResumeArgs,
+            "eval": flags.EvalArgs,
+            "export": flags.ExportArgs,
+            "speed": flags.SpeedArgs,
         }
-        commands[argv[0]](argv[1:])
-    except KeyboardInterrupt:
-        raise SystemExit("ace: stopped") from None
-    except user_errors() as error:
-        print(f"ace: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        flags.parse(classes[command], ["--help"], f"ace {command}")
 
 
-def user_errors() -> tuple[type[Exception], ...]:
-    """Errors whose message tells the user what to do."""
-    from ace.envs import EnvError, TaskError
-    from ace.run.checkpoint import CheckpointError
-    from ace.settings.config import ConfigError
+@contextlib.contextmanager
+def interrupts() -> Iterator[None]:
+    """Let SIGINT end the process at once. An exception in its place would appear anywhere, in a
+    callback of XLA too, where it is lost or aborts. The training loop has a handler of its own."""
+    own = threading.current_thread() is threading.main_thread()
+    if not own or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda signum, frame: stop_now())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    return ConfigError, TaskError, EnvError, CheckpointError, OSError
+
+def stop_now() -> NoReturn:
+    """End the process without unwinding: XLA's threads may crash in an ordinary exit."""
+    # Written past Python's buffers, which the interrupted code may hold.
+    with contextlib.suppress(OSError):
+        os.write(2, b"ace: stopped\n")
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, RuntimeError):
+            stream.flush()
+    os._exit(130)
 
 
-def train(argv: list[str]) -> None:
+def train(argv: Sequence[str]) -> None:
     """`ace train`."""
     prepare_jax()
+    from ace.run.request import plan_run
+
     carry_out(plan_run(argv))
 
 
-def resume(argv: list[str]) -> None:
+def resume(argv: Sequence[str]) -> None:
     """`ace resume`."""
-    args = tyro.cli(ResumeArgs, args=argv, prog="ace resume")
     prepare_jax()
+    from ace.run.flags import ResumeArgs, parse
+    from ace.run.request import open_run
 
-    preset, agent, setups, labels = read_run(args.run)
-    options = (args.tensorboard, args.quiet, args.save_minutes)
-    carry_out(Run(agent, preset, setups, labels, args.run, *options))
+    args = parse(ResumeArgs, argv, "ace resume")
+    options = {"env_steps": args.env_steps, "tensorboard": args.tensorboard, "quiet": args.quiet}
+    carry_out(open_run(args.run, **options, save_minutes=args.save_minutes))
 
 
-def carry_out(run: Any) -> None:
+def carry_out(run: "Run") -> None:
     """Train a run, draw its curve, say where the results are."""
     from ace.run import loop as training
     from ace.tools import plots
@@ -157,80 +200,108 @@ def carry_out(run: Any) -> None:
         print(f"results in {run.folder}; `ace eval {run.folder}` evaluates the agents")
 
 
-def evaluate(argv: list[str]) -> None:
+def evaluate(argv: Sequence[str]) -> None:
     """`ace eval`."""
-    args = tyro.cli(EvalArgs, args=argv, prog="ace eval")
     prepare_jax()
-    from rich.console import Console
-    from rich.table import Table
+    from ace.run.flags import EvalArgs, parse
+    from ace.run.request import open_run
+    from ace.settings.config import ConfigError
 
+    args = parse(EvalArgs, argv, "ace eval")
+    if args.episodes <= 0:
+        raise ConfigError(f"--episodes is {args.episodes}; it must be at least 1")
+    run = open_run(args.run)
     from ace.engine.program import Program
     from ace.engine.resources import count_workers
     from ace.run import evaluate as evaluation
     from ace.run.agent_file import load_agents
-    from ace.settings.config import ConfigError
-    from ace.tools import plots
 
-    if args.episodes <= 0:
-        raise ConfigError(f"--episodes is {args.episodes}; it must be at least 1")
-    _, agent, setups, labels = read_run(args.run)
-    program = Program(agent, setups)
+    program = Program(run.agent, run.setups)
     learner, agent_step = load_agents(args.run, program)
-    workers = count_workers(program.config, len(setups) * args.episodes)
+    workers = count_workers(program.config, len(run.setups) * args.episodes)
     evaluator = evaluation.Evaluator(program, args.episodes, workers)
     try:
         rows = evaluator.run(learner, agent_step)
     finally:
         evaluator.close()
-    env_step = agent_step * program.config.action_repeat
-    table = Table(title=f"{args.run}: {args.episodes} episodes after {env_step} env steps")
-    for name in ("task", "seed", "setting", "return", "policy_return", "episode_length"):
-        table.add_column(name, justify="left" if name in ("task", "setting") else "right")
-    for setup, label, row in zip(setups, labels, rows, strict=True):
-        numbers = (f"{row.ret:.1f}", f"{row.policy_ret:.1f}", f"{row.length:.0f}")
-        table.add_row(setup.task, str(setup.seed), label, *numbers)
-    Console().print(table)
+    show_evaluation(args, run, rows, agent_step * program.config.action_repeat)
     if args.video:
-        try:
-            frames = evaluation.film(program, learner, agent_step)
-        except Exception as error:  # no GL on this machine is no reason to fail
-            print(f"no video: {error}")
-            return
-        plots.save_video(frames, args.run / "video.mp4", fps=25)
-        print(f"video in {args.run / 'video.mp4'}")
+        save_film(lambda: evaluation.film(program, learner, agent_step), args.run / "video.mp4")
 
 
-def export(argv: list[str]) -> None:
+def show_evaluation(args: "EvalArgs", run: "Run", rows: Sequence[Any], env_step: int) -> None:
+    """A table with a row per lane; columns that no lane has a number for are left out."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    lines = []
+    for setup, label, row in zip(run.setups, run.labels, rows, strict=True):
+        line = {"task": escape(setup.task), "seed": str(setup.seed), "setting": escape(label)}
+        line["return"] = f"{row.ret:.1f}"
+        if row.policy_ret is not None:
+            line["policy_return"] = f"{row.policy_ret:.1f}"
+        line["episode_length"] = f"{row.length:.0f}"
+        lines.append(line | {n: f"{x:.3g}" for n, x in row.numbers.items()})
+    title = f"{args.run}: {args.episodes} episodes after {env_step} env steps"
+    table = Table(title=escape(title))
+    # Every line has the columns in one order, but not every line has all of them.
+    names = sorted({n for line in lines for n in line}, key=lambda n: _place(n, lines))
+    names = [n for n in names if any(line.get(n) for line in lines)]
+    for name in names:
+        table.add_column(escape(name), justify="left" if name in ("task", "setting") else "right")
+    for line in lines:
+        table.add_row(*(line.get(name, "") for name in names))
+    Console().print(table)
+
+
+def _place(name: str, lines: Sequence[dict[str, str]]) -> tuple[int, str]:
+    return max(list(line).index(name) for line in lines if name in line), name
+
+
+def save_film(film: Any, path: Path) -> None:
+    """Write a video, or say why there is none: no OpenGL on this machine is no reason to fail."""
+    from ace.tools import plots
+
+    try:
+        plots.save_video(film(), path, fps=25)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".rstrip(": ").split())
+        print(f"no video: {reason}; {NO_PICTURES}")
+        return
+    print(f"video in {path}")
+
+
+def export(argv: Sequence[str]) -> None:
     """`ace export`."""
-    args = tyro.cli(ExportArgs, args=argv, prog="ace export")
     prepare_jax()
-    from ace.engine.program import Program
-    from ace.run.agent_file import load_agents
-    from ace.settings.config import ConfigError
+    from ace.run.flags import ExportArgs, parse
+
+    args = parse(ExportArgs, argv, "ace export")
     from ace.tools.export import export_agent
+    from ace.tools.trained import load
 
-    _, agent, setups, _ = read_run(args.run)
-    if not 0 <= args.lane < len(setups):
-        raise ConfigError(f"--lane is {args.lane}; the run has lanes 0 to {len(setups) - 1}")
-    program = Program(agent, setups)
-    learner, agent_step = load_agents(args.run, program)
-    export_agent(program, args.lane, learner, agent_step, args.out)
-    setup = setups[args.lane]
-    print(f"policy and planner of lane {args.lane} ({setup.task}, seed {setup.seed}) in {args.out}")
+    agent = load(args.run, args.lane)
+    names = " and ".join(export_agent(agent, args.out))
+    print(f"{names} of lane {args.lane} ({agent.task}, seed {agent.seed}) in {args.out}")
 
 
-def speed(argv: list[str]) -> None:
+def speed(argv: Sequence[str]) -> None:
     """`ace speed`."""
-    args, settings = tyro.cli(SpeedArgs, args=argv, prog="ace speed", return_unknown_args=True)
     prepare_jax()
     import tempfile
 
+    from ace.run.flags import SpeedArgs, parse
     from ace.run.record import versions, write_json
+    from ace.run.request import plan_run
     from ace.settings.config import ConfigError
-    from ace.tools import speed as speeds
 
+    settings: list[str] = []
+    args = parse(SpeedArgs, argv, "ace speed", others=settings)
     if min((*args.lanes, args.steps), default=0) < 1:
         raise ConfigError("--lanes and --steps must be at least 1")
+    from ace.tools import speed as speeds
+
     found: dict[str, Any] = {"task": args.task, "preset": args.preset, "versions": versions()}
     found["settings"], found["lanes"], work, runs = settings, [], {}, []
     with tempfile.TemporaryDirectory() as folder:
@@ -258,42 +329,58 @@ def speed(argv: list[str]) -> None:
                 write_json(args.json, found)
 
 
-def tasks(argv: list[str]) -> None:
+def tasks(argv: Sequence[str]) -> None:
     """`ace tasks`."""
+    no_arguments("tasks", argv)
     from ace.envs import registry
 
-    if argv:
-        print("usage: ace tasks\n\nlist every task that `ace train` knows by name")
-        return
     print("\n".join(registry.task_names()))
     print(registry.GYM_HELP)
 
 
-def info(argv: list[str]) -> None:
+def info(argv: Sequence[str]) -> None:
     """`ace info`."""
-    if argv:
-        print("usage: ace info\n\nshow versions, device, presets and agents")
-        return
+    no_arguments("info", argv)
+    import json
+
     from ace.agents import AGENTS
+    from ace.planners import PLANNERS
     from ace.run.record import versions
     from ace.settings.presets import PRESETS
 
-    found = versions() | {"presets": list(PRESETS), "agents": list(AGENTS)}
-    print(json.dumps(found, indent=2))
+    tables = {"presets": list(PRESETS), "agents": list(AGENTS), "planners": list(PLANNERS)}
+    print(json.dumps(versions() | tables, indent=2))
+
+
+def no_arguments(command: str, argv: Sequence[str]) -> None:
+    """Refuse arguments of a command that takes none."""
+    if argv:
+        from ace.settings.config import ConfigError
+
+        raise ConfigError(f"`ace {command}` takes no arguments; leave out {' '.join(argv)}")
+
+
+def prepare_environment() -> None:
+    """What must be set before JAX and its C++ parts are loaded; what the user has set stays."""
+    import warnings
+
+    # Memory is taken as it is needed, so that several runs share a card, and no more than this.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors of XLA, and not its remarks
+    if not sys.warnoptions:  # neither -W nor PYTHONWARNINGS
+        # Remarks of other packages are not for the user of a command; ours are.
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("default", module=r"ace(\.|$)")
 
 
 def prepare_jax() -> None:
-    """Settings that must come before JAX starts: how much memory it takes, and a cache."""
-    import os
-
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
+    """Import JAX, with compiled programs kept on disk."""
+    prepare_environment()
     import jax
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
         jax.config.update("jax_compilation_cache_dir", str(root / "ace" / "xla"))
-    from ace.engine import stored
-
-    stored.enable()
     # Small programs too: a run starts with dozens of them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

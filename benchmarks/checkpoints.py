@@ -49,7 +49,7 @@ def measure(program: Program, capacity: int, marks: list[int], interval: int, fo
     state = program.init_state(np.zeros((lanes, program.obs_size), np.float32), capacity)
     keeper = Keeper(program, folder, capacity)
     fill, step = filler(program, interval), 0
-    metrics = jnp.zeros((lanes, len(program.agent.METRICS)))
+    metrics = jnp.zeros((lanes, len(program.agent.metrics)))
     print("| env steps | blocked ms | written ms | state MiB | new rows MiB | folder MiB |")
     print("|---:|---:|---:|---:|---:|---:|")
     for mark in marks:
@@ -61,14 +61,9 @@ def measure(program: Program, capacity: int, marks: list[int], interval: int, fo
             zeros = np.zeros(lanes, int)
             episodes = zeros + step // EPISODE
             collector = SimpleNamespace(
-                returns=zeros + 0.0,
-                lengths=zeros,
-                episodes=episodes,
-                void=zeros,
-                faults=zeros,
-                rows=lambda n, episodes=episodes: n + episodes,
+                state=lambda: {}, rows=lambda n, episodes=episodes: n + episodes
             )
-            at = Progress(step, 0, zeros, zeros > 0, metrics)
+            at = Progress(step, 0, None, zeros, zeros > 0, metrics)
             begun = time.perf_counter()
             keeper.save(state, at, collector)  # type: ignore[arg-type]
             blocked = time.perf_counter() - begun

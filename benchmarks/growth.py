@@ -12,7 +12,6 @@ import functools
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +19,8 @@ import jax.numpy as jnp
 from ace import cli, replay
 from ace.engine import resources
 from ace.engine.program import Program
-from ace.method import learner
 from ace.run import request
+from ace.settings import keys
 from ace.tools.speed import Bench, timed
 
 CHANGES = {
@@ -45,19 +44,20 @@ def sampling(program: Program, capacity: int, steps: int) -> dict[str, float]:
     bench = Bench(program, capacity)
     config, store = program.config, bench.state.replay
 
-    def one(lane, learned, store):
-        lane, learned = program.lanes.unpack(lane), program.learners.unpack(learned)
-        batch = learner.draw(lane, learned, store)
+    def one(seed, store):
+        key = keys.key(seed, "update", 0)
+        batch = replay.sample(store, config.replay, key, config.learn.batch, config.plan.horizon)
         priority = jnp.abs(batch.reward).sum(0)
         return replay.set_priorities(
             store, config.replay, batch.index, priority, jnp.bool_(True), batch.weight
         )
 
-    both = jax.jit(jax.vmap(one), donate_argnums=2)
+    both = jax.jit(jax.vmap(one), donate_argnums=1)
+    seeds = jnp.arange(len(program.setups), dtype=jnp.uint32)
 
     def call() -> replay.Replay:
         nonlocal store
-        store = both(program.lane, bench.state.learner, store)
+        store = both(seeds, store)
         return store
 
     return timed(call, steps)
@@ -102,7 +102,8 @@ def main() -> None:
         for program in programs.values():
             if repr(program.config) not in benches:
                 benches[repr(program.config)] = bench = Bench(program, 20_000)
-                pool.submit(program.update.compile, Event(), *bench.arguments("update"))
+                function, arguments = program.parts(bench.state, bench.message)["update"]
+                pool.submit(function.compile, *arguments)
     found: dict[str, dict[str, float]] = {}
     for (name, value), program in programs.items():
         config = repr(program.config)

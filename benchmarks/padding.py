@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import jax
 
 from ace import replay
-from ace.engine.kernels import plain
-from ace.engine.program import LaneSetup, Program
+from ace.engine.lanes import LaneSetup
+from ace.engine.program import Program
 from ace.envs import get_spec
 from ace.settings.config import replace
 from ace.settings.presets import resolve
@@ -30,12 +30,10 @@ DMC15 = (
 
 def work(setup: LaneSetup, sizes: tuple[int, int]) -> float:
     """Operations of one lane-step in a program of some sizes."""
-    with plain():
-        bench = Bench(Program("ace", [setup], sizes), 1_000)
-        return sum(
-            count_flops(function.trace(*bench.arguments(part)).jaxpr)
-            for part, function in bench.parts.items()
-        )
+    plain = setup._replace(config=replace(setup.config, {"kernels": "off"}))
+    bench = Bench(Program("ace", [plain], sizes), 1_000)
+    parts = bench.program.parts(bench.state, bench.message).values()
+    return sum(count_flops(function.jitted.trace(*args).jaxpr) for function, args in parts)
 
 
 def program_sizes(setups: Sequence[LaneSetup]) -> tuple[int, int]:

@@ -48,7 +48,8 @@ def main() -> None:
         with closing(Loop(run, program, replay_capacity(run.setups))) as loop, loop.recorder:
             say("learners and simulators made")
             while loop.metrics is None:
-                loop.step(loop.agent_step)
+                loop.wait_for_compiler()
+                loop.step()
             jax.block_until_ready(loop.metrics)
             say("first updates made")
 

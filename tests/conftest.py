@@ -13,11 +13,6 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # Compiling is most of what the suite does; these halve it, and no test is about speed.
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
-from ace.engine import stored  # noqa: E402
-
-# Tests change code that functions on disk, traced before, would not have.
-stored.enable = lambda: None
-
 
 def pytest_unconfigure(config) -> None:
     """Remove the cache when the session, and not only one of its processes, ends."""

@@ -5,10 +5,10 @@ moves their numbers; nothing else of an agent is known anywhere, so its paramete
 names and shapes. A new one is a file that makes an `Agent` and registers it (docs/extend.md).
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
-
+from ace.agents import ace, sac
 from ace.agents.contract import AGENTS, Agent, register
 
 __all__ = ["AGENTS", "Agent", "register"]
+
+register("ace", ace.AGENT)
+register("sac", sac.AGENT)

@@ -1,175 +1,97 @@
 """The ACE agent: act with the planner on the learned model, learn from prioritised segments."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from ace import planners, replay
-from ace.method import learner, model, nets
-from ace.method.learner import cast, init, ramp
-from ace.method.types import Lane, LearnerState, Metrics, Params, PlanMemory
-from ace.planners import PlanInput, init_memory
-from ace.planners.icem import proposal_counts
+from ace import replay
+from ace.agents.contract import Agent
+from ace.method import learner, model, score
+from ace.method.model import cast
+from ace.method.types import Lane, LearnerState, Metrics, Params
+from ace.planners import PLANNERS, Context, Planner
+from ace.settings import keys
 from ace.settings.config import Config
 
-__all__ = ["METRICS", "act", "act_policy", "init", "init_memory", "update"]
 
-METRICS = (
-    "similarity_loss",
-    "reward_loss",
-    "value_loss",
-    "policy_loss",
-    "q",
-    "target",
-    "novelty",
-    "novelty_error",
-    "novelty_weight",
-    "grad_norm",
-    "policy_grad_norm",
-    "skipped_updates",
-)
+class Memory(NamedTuple):
+    """What the agent hands to itself at the next step of an episode."""
+
+    plan: Any  # the planner's own
+    horizon: jax.Array  # working horizon, fixed when the episode began
+    belief: jax.Array  # [D]
+
+
+def planner_of(config: Config) -> Planner:
+    """The planner that the settings name."""
+    return PLANNERS[config.plan.planner]
+
+
+def memory(config: Config, action_size: int) -> Memory:
+    """Memory before the first step; its content is never read at the first step of an episode."""
+    return Memory(
+        plan=planner_of(config).init(config, action_size),
+        horizon=jnp.zeros((), jnp.int32),
+        belief=jnp.zeros(config.net.belief),
+    )
 
 
 def act(
     lane: Lane,
-    state: LearnerState,
-    memory: PlanMemory,
+    acting: Params,
+    memory: Memory,
     obs: jax.Array,
     first: jax.Array,
     agent_step: jax.Array,
     key: jax.Array,
     train: bool,
-) -> tuple[jax.Array, PlanMemory]:
+) -> tuple[jax.Array, Memory]:
     """Plan one action from an observation [O]; the horizon is fixed when an episode begins."""
-    config, p = lane.config, lane.config.plan
-    params = cast(config, state.params)
-    propose_key, plan_key = jax.random.split(key)
-    begin = _horizon(config, agent_step)
-    horizon = jnp.where(first, begin, memory.horizon)
+    config, stats = lane.config, acting["stats"]
+    params, planner = cast(config, acting["params"]), planner_of(config)
+    propose_key, plan_key, end_key = jax.random.split(key, 3)
+    horizon = jnp.where(first, working_horizon(config, agent_step), memory.horizon)
     z = model.encode(params, obs)
     b = None  # zero
     if config.parity.carry_belief:
         b = jnp.where(first, 0.0, memory.belief).astype(z.dtype)
+    count = planner.proposals(config)
+    proposals, known = score.propose(lane, params, stats, z, b, horizon, count, propose_key)
 
-    def ramped(r, final):
-        return ramp(r, final, agent_step, config.seed_steps)
-
-    proposals, known = propose(lane, params, state.stats, z, b, horizon, propose_key)
-
-    def score(actions: jax.Array, eps: jax.Array, proposed: slice) -> jax.Array:
-        # Where a proposal leads is known from its making; only the noise at its end is new.
+    def rate(actions: jax.Array, proposed: slice, call: int) -> jax.Array:
+        """The value of every sequence. Where the proposals lead is known from their making; only
+        the noise of the policy at their end is new."""
         first, count = proposed.start, proposed.stop - proposed.start
         ends = jax.tree.map(lambda x: x[:count], known)
         if count < actions.shape[1]:
             rest = jnp.concatenate([actions[:, :first], actions[:, proposed.stop :]], 1)
-            found = follow(config, params, state.stats, z, b, rest, horizon)
+            found = score.follow(config, params, stats, z, b, rest, horizon)
             ends = jax.tree.map(
                 lambda x, k: jnp.concatenate([x[:first], k, x[first:]]), found, ends
             )
-        return evaluate(config, params, ends, horizon, eps)
+        call_key = jax.random.fold_in(end_key, call)
+        eps = model.action_normal(call_key, (actions.shape[1],), lane.action_mask)
+        return score.value(config, params, ends, horizon, eps)
 
-    given = PlanInput(
-        proposals=proposals,
-        first=first,
-        horizon=horizon,
-        std_floor=ramped(p.std_ramp, p.min_std),
-        policy_fraction=ramped(p.policy_ramp, p.policy_fraction),
-        noise_map=lane.noise_map[horizon],
-        mask=lane.action_mask,
-        key=plan_key,
-    )
-    action, memory = planners.plan(config, score, memory, given, train)
+    context = Context(first, horizon, agent_step, lane.action_mask, lane.constants)
+    action, plan = planner.plan(config, rate, proposals, memory.plan, context, plan_key, train)
+    belief = memory.belief
     if config.parity.carry_belief:
-        memory = memory._replace(belief=model.believe(params, z, action, b).astype(jnp.float32))
-    return action, memory
+        belief = model.believe(params, z, action, b).astype(jnp.float32)
+    return action, Memory(plan, horizon, belief)
 
 
-def _horizon(config: Config, agent_step: jax.Array) -> jax.Array:
-    h = ramp(config.plan.horizon_ramp, config.plan.horizon, agent_step, config.seed_steps)
+def working_horizon(config: Config, agent_step: jax.Array) -> jax.Array:
+    """Steps of a plan that count, on their way from the ramp's start to H."""
+    p = config.plan
+    h = p.horizon_ramp.at(p.horizon, agent_step, config.seed_steps)
     return jnp.floor(h + 1e-4).astype(jnp.int32)  # the ramp's end may fall short by rounding
 
 
-class Ends(NamedTuple):
-    """Where sequences of actions lead in the model."""
-
-    rewards: jax.Array  # [N] discounted sum over the working horizon
-    latent: jax.Array  # [N, latent] after it
-
-
-def propose(
-    lane: Lane,
-    params: Params,
-    stats: Params,
-    z: jax.Array,
-    b: jax.Array | None,
-    horizon: jax.Array,
-    key: jax.Array,
-) -> tuple[jax.Array, Ends]:
-    """Sequences [H, M, A] that the noisy policy takes in the model, and where they lead."""
-    config = lane.config
-    count = max(proposal_counts(config.plan))
-    if not count:
-        nothing = jnp.zeros((config.plan.horizon, 0, lane.action_mask.shape[0]))
-        return nothing, Ends(nothing[0, :, 0], jnp.zeros((0, z.shape[-1]), z.dtype))
-    eps = model.action_normal(key, (config.plan.horizon, count), lane.action_mask)
-    actions, z_next, b_next = model.imagine_policy(params, stats, config.learn, z, b, eps)
-    return actions, _ends(config, params, z, b, actions, z_next, b_next, horizon)
-
-
-def follow(
-    config: Config,
-    params: Params,
-    stats: Params,
-    z: jax.Array,
-    b: jax.Array | None,
-    actions: jax.Array,
-    horizon: jax.Array,
-) -> Ends:
-    """Where sequences [H, N, A] lead.
-
-    All H steps are rolled out; the working horizon only selects what counts.
-    """
-    count, actions = actions.shape[1], _round(actions, 1)
-    z_next, b_next = model.imagine(params, stats, z, b, actions)
-    ends = _ends(config, params, z, b, actions, z_next, b_next, horizon)
-    return jax.tree.map(lambda x: x[:count], ends)
-
-
-def _ends(config, params, z, b, actions, z_next, b_next, horizon) -> Ends:
-    b = jnp.zeros_like(b_next[0, 0]) if b is None else b
-    z_before, b_before = (
-        jnp.concatenate([jnp.broadcast_to(x, (1, *after.shape[1:])), after[:-1]])
-        for x, after in ((z, z_next), (b, b_next))
-    )
-    rewards = model.reward(params, z_before, b_before, actions, b_next)
-    t = jnp.arange(actions.shape[0])[:, None]
-    rewards = jnp.sum(jnp.where(t < horizon, config.learn.discount**t * rewards, 0.0), 0)
-    return Ends(rewards, z_next[horizon - 1])
-
-
-def evaluate(
-    config: Config, params: Params, ends: Ends, horizon: jax.Array, eps: jax.Array
-) -> jax.Array:
-    """phi = sum_{t<h} gamma^t r(z_t, a_t, b_t) + gamma^h min Q(z_h, pi(z_h)): [N] (2.1)."""
-    learn, count = config.learn, eps.shape[0]
-    z, eps = _round(ends.latent, 0), _round(eps, 0)
-    value = model.value(params, z, model.noisy_policy(params, learn, z, eps)).min(0)
-    return ends.rewards + learn.discount**horizon * value[:count]
-
-
-def _round(x: jax.Array, axis: int) -> jax.Array:
-    """On a GPU, zeros up to a round number of rows: otherwise every product pads its input with a
-    kernel more."""
-    if not nets.on_gpu():
-        return x
-    widths = [(0, -n % nets.ROUND if i == axis else 0) for i, n in enumerate(x.shape)]
-    return jnp.pad(x, widths)
-
-
-def act_policy(lane: Lane, state: LearnerState, obs: jax.Array) -> jax.Array:
+def act_policy(lane: Lane, acting: Params, obs: jax.Array) -> jax.Array:
     """The policy's mean action for an observation [..., O]."""
-    params = cast(lane.config, state.params)
+    params = cast(lane.config, acting["params"])
     return model.policy(params, model.encode(params, obs)) * lane.action_mask
 
 
@@ -181,9 +103,64 @@ def update(
     active: jax.Array,
 ) -> tuple[LearnerState, replay.Replay, Metrics]:
     """Sample, learn, write priorities; a lane that is not active or has no data stays as it is."""
-    config = lane.config
+    c = lane.config
     active = active & (replay.total(store.tree) > 0)
-    batch = learner.draw(lane, state, store)
+    key = jax.random.fold_in(keys.key(lane.seed, "update", state.update_step), 0)
+    batch = replay.sample(store, c.replay, key, c.learn.batch, c.plan.horizon)
     state, priority, metrics = learner.update(lane, state, batch, agent_step, active)
-    store = replay.set_priorities(store, config.replay, batch.index, priority, active, batch.weight)
+    store = replay.set_priorities(store, c.replay, batch.index, priority, active, batch.weight)
     return state, store, metrics
+
+
+def footprint(config: Config, sizes: tuple[int, int]) -> dict[str, int]:
+    """Bytes that a lane needs at least."""
+    n, p, learn = config.net, config.plan, config.learn
+    obs, action = sizes
+    inputs = n.belief + 2 * n.latent + n.latent + 2 * (n.latent + action) + n.latent
+    weights = (obs + n.latent) * n.encoder + 3 * n.belief * (n.latent + action + n.belief)
+    weights += n.mlp * (inputs + 4 * n.mlp + n.latent + action)
+    width = n.belief + n.latent + n.mlp
+    rows = learn.batch * (p.horizon + 1)
+    candidates = config.eval_episodes * (p.population + p.elites) * p.horizon
+    number = 2 if config.precision == "bf16" else 4
+    return {
+        "the networks with their optimiser (net.*)": 4 * 4 * weights,
+        "the activations of an update (learn.batch, plan.horizon, net.*)": 6
+        * number
+        * rows
+        * width,
+        "the replayed observations of an update (learn.batch)": 4 * rows * (obs + action),
+        "the candidates of an evaluation's plans (plan.population, eval_episodes)": number
+        * candidates
+        * (width + action),
+    }
+
+
+AGENT = Agent(
+    init=learner.init,
+    pad=learner.pad,
+    act=act,
+    update=update,
+    metrics=(
+        "similarity_loss",
+        "reward_loss",
+        "value_loss",
+        "policy_loss",
+        "q",
+        "target",
+        "novelty",
+        "novelty_error",
+        "novelty_weight",
+        "grad_norm",
+        "policy_grad_norm",
+        "skipped_updates",
+    ),
+    act_policy=act_policy,
+    plays=("agent", "policy"),
+    memory=memory,
+    segment=lambda config: config.plan.horizon,
+    acting_part=lambda state: {"params": state.params, "stats": state.stats},
+    constants=lambda config: planner_of(config).constants(config),
+    footprint=footprint,
+    sections=("net", "plan", "learn", "replay", "parity"),
+)

@@ -19,9 +19,7 @@ Act = Callable[
     [Lane, Acting, Memory, jax.Array, jax.Array, jax.Array, jax.Array, bool],
     tuple[jax.Array, Memory],
 ]
-Update = Callable[
-    [Lane, State, Replay, jax.Array, jax.Array], tuple[State, Replay, Metrics]
-]
+Update = Callable[[Lane, State, Replay, jax.Array, jax.Array], tuple[State, Replay, Metrics]]
 
 
 def _everything(state: State) -> Acting:
@@ -43,8 +41,9 @@ class Agent:
 
     init: Callable[[Config, int, Sizes], State]
     """(config, seed, sizes): a fresh state for a task of these sizes, best as NumPy arrays."""
-    pad: Callable[[State, Sizes], State]
-    """(state, sizes): the same state for larger observations and actions, which are zero there."""
+    pad: Callable[[Config, State, Sizes], State]
+    """(config, state, sizes): the same state for larger observations and actions, whose new
+    numbers are always zero."""
     act: Act
     """(lane, acting, memory, obs, first, agent_step, key, train): an action and the new memory.
     `first` holds where an episode begins: the memory is of another one then."""
@@ -66,6 +65,9 @@ class Agent:
     """What acting reads of the state: this is evaluated, written to the agent's file, exported."""
     constants: Callable[[Config], Any] = _nothing
     """Arrays that follow from the settings of a lane, made once on the host: `lane.constants`."""
+    footprint: Callable[[Config, Sizes], Mapping[str, int]] = lambda config, sizes: {}
+    """(config, sizes): bytes that a lane needs at least, by what they are for and the setting that
+    they follow from, known without making any array. A run that cannot fit is refused by this."""
     settings: type | None = None
     """A settings class of its own: `config.own`, flags `--NAME.field`."""
     sections: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ SMALL = 2**19, 2**15
 class Packed(NamedTuple):
     """The leaves of a tree; any leading axes are those of the tree's leaves."""
 
-    small: Any  # uint32 [..., n]: the bits of all small leaves, one after the other
+    small: Any  # uint32 [..., n]: the bits of all small leaves in turn; None if there are none
     large: tuple[Any, ...]
 
 
@@ -29,8 +29,11 @@ class Packing:
     def __init__(self, like: Any, small: float):
         """`like` is a tree without leading axes, `small` the most elements of a leaf to pack."""
         leaves, self._structure = jax.tree.flatten(like)
-        self._shapes = [np.shape(x) for x in leaves]
+        self._shapes = [tuple(np.shape(x)) for x in leaves]
         self._types = [np.dtype(x.dtype) for x in leaves]
+        for dtype in self._types:
+            if dtype.itemsize > 4:
+                raise TypeError(f"a leaf is {dtype}; states hold numbers of at most 32 bits")
         self._sizes = [math.prod(shape) for shape in self._shapes]
         self._small = [size <= small for size in self._sizes]
 
@@ -47,14 +50,21 @@ class Packing:
                 small.append(_bits(x).reshape((*before, -1)))
             else:
                 large.append(x)
+        if not small:
+            return Packed(None, tuple(large))
         join = np.concatenate if isinstance(small[0], np.ndarray) else jnp.concatenate
         return Packed(join(small, -1), tuple(large))
 
     def unpack(self, packed: Packed) -> Any:
         """The tree again."""
+        bits: Any = packed.small  # None if there are none
         numbers = sum(n for n, small in zip(self._sizes, self._small, strict=True) if small)
-        if packed.small.shape[-1] != numbers or len(packed.large) != self._small.count(False):
-            raise TypeError("packed for another number of lanes: unpack it where it comes from")
+        found = 0 if packed.small is None else packed.small.shape[-1]
+        if found != numbers or len(packed.large) != self._small.count(False):
+            raise TypeError(
+                f"{found} small numbers and {len(packed.large)} large arrays, and there should be "
+                f"{numbers} and {self._small.count(False)}: packed by another program"
+            )
         leaves, at, large = [], 0, iter(packed.large)
         for shape, dtype, size, is_small in zip(
             self._shapes, self._types, self._sizes, self._small, strict=True
@@ -62,23 +72,26 @@ class Packing:
             if not is_small:
                 leaves.append(next(large))
                 continue
-            part = packed.small[..., at : at + size]
+            part = bits[..., at : at + size]
             leaves.append(_value(part.reshape((*part.shape[:-1], *shape)), dtype))
             at += size
         return jax.tree.unflatten(self._structure, leaves)
 
 
 def _bits(x: Any) -> Any:
+    """The bits of every number in 32."""
     if x.dtype.kind == "b":
         return x.astype(np.uint32)
+    unsigned = np.dtype(f"u{x.dtype.itemsize}")
     if isinstance(x, np.ndarray):
-        return np.asarray(x, order="C").view(np.uint32)
-    return jax.lax.bitcast_convert_type(x, jnp.uint32)
+        return np.asarray(x, order="C").view(unsigned).astype(np.uint32, copy=False)
+    return jax.lax.bitcast_convert_type(x, unsigned).astype(jnp.uint32)
 
 
 def _value(bits: Any, dtype: np.dtype) -> Any:
     if dtype.kind == "b":
         return bits != 0
+    bits = bits.astype(np.dtype(f"u{dtype.itemsize}"))
     if isinstance(bits, np.ndarray):
         return np.asarray(bits, order="C").view(dtype)
     return jax.lax.bitcast_convert_type(bits, dtype)

@@ -1,13 +1,15 @@
 """Many lanes in one program. Everything else is written for one lane; here, and only here, the
-leading lane axis is added with `jax.vmap` and the few functions that a run calls are compiled."""
+leading lane axis is added with `jax.vmap` and the few functions that a run calls are compiled.
 
-import contextlib
+A program takes and gives trees. Between its calls a run's state stays on the device as the program
+packs it (`engine.packing`), in few arrays; `trees` and `pack` convert.
+"""
+
 import functools
 import math
-import operator
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -16,147 +18,25 @@ import numpy as np
 
 from ace import replay
 from ace.agents import AGENTS
-from ace.engine import kernels, stored, transfer
+from ace.engine import fused, kernels, transfer
+from ace.engine.compile import Function, compile_in_background, compiler_options
+from ace.engine.lanes import LaneSetup, check_compatible, stack
+from ace.engine.messages import Message, Question, blank_message, blank_question
 from ace.engine.packing import SMALL, Packed, Packing
-from ace.method.noise import noise_maps
-from ace.method.types import Lane, LearnerState, PlanMemory, Transition
+from ace.method.replaceable import replaced
+from ace.method.types import Lane, Transition
 from ace.settings import keys
-from ace.settings.config import Config, ConfigError, flatten
 
-GPU_OPTIONS = {
-    # Products by the vendor's library: a search for others takes most of the compilation.
-    "xla_gpu_enable_triton_gemm": False,
-    # No merging of products that share a matrix: their inputs would be copied together first.
-    "xla_gpu_dot_merger_threshold_mb": 0,
-    # Kernels that do not need each other run at the same time.
-    "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
-}
 BLOCK = 64  # steps for which random actions are drawn at once
 MATMUL = {"f32": "highest", "tf32": "default", "bf16": "default"}
-
-
-class LaneSetup(NamedTuple):
-    """One lane before stacking: what the user asked for and the sizes of its task."""
-
-    task: str
-    seed: int
-    config: Config
-    sizes: tuple[int, int]  # observation, action
 
 
 class RunState(NamedTuple):
     """All that a run changes on the device, every leaf with a leading lane axis."""
 
-    learner: Any  # a LearnerState, packed as long as the run goes on
-    memory: Any  # a PlanMemory, packed too
+    learner: Any  # the agent's state
+    memory: Any  # the agent's memory
     replay: replay.Replay
-
-
-class Given(NamedTuple):
-    """What the host tells the device in a step of one lane: one array, so one transfer."""
-
-    obs: Any  # [O] to act on
-    first: Any  # whether an episode begins with it
-    agent_step: Any
-    active: Any  # whether the lane learns
-    action: Any  # [A] the last one, with what it led to before `obs`
-    reward: Any
-    terminated: Any
-    done: Any
-    final_obs: Any  # [O]
-
-
-class Asked(NamedTuple):
-    """What the host tells the device in a step of one episode of an evaluation."""
-
-    obs: Any  # [O] to act on
-    episode: Any  # of a lane, its number
-    eval_step: Any  # of the episode
-    agent_step: Any  # of the agent that is evaluated
-
-
-def stack(trees: Sequence[Any]) -> Any:
-    """One tree with a leading lane axis from many equal ones."""
-    # Through NumPy: a weakly typed leaf would make every function compile a second time.
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
-
-
-def check_compatible(setups: Sequence[LaneSetup]) -> None:
-    """Lanes of one program must agree in every setting that shapes it."""
-    first = setups[0]
-    structure = jax.tree.structure(first.config)
-    for other in setups[1:]:
-        if jax.tree.structure(other.config) == structure:
-            continue
-        a, b = flatten(first.config), flatten(other.config)
-        names = [n for n in a if a[n] != b[n] and not _per_lane(first.config, n)]
-        raise ConfigError(
-            f"lanes {first.task} and {other.task} differ in {', '.join(names)}, which shapes the "
-            "program; train them in separate runs or set the same value for both"
-        )
-
-
-def _per_lane(config: Config, name: str) -> bool:
-    paths = jax.tree_util.tree_flatten_with_path(config)[0]
-    return name in {".".join(str(k.name) for k in path) for path, _ in paths}
-
-
-@functools.cache
-def compiler_options() -> dict[str, Any]:
-    """Those of our options that this machine's compiler knows."""
-    return _known(GPU_OPTIONS) if jax.default_backend() == "gpu" else {}
-
-
-def _known(options: dict[str, Any]) -> dict[str, Any]:
-    try:
-        jax.jit(lambda x: x + 1, compiler_options=options).lower(0.0).compile()
-        return options
-    except Exception:
-        alone = [{name: options[name]} for name in options if len(options) > 1]
-        return functools.reduce(operator.or_, map(_known, alone), {})
-
-
-class Function:
-    """A function over lanes: compiled when it is called first, or ahead of time."""
-
-    def __init__(self, function: Callable, described: tuple, **how: Any):
-        """`described` is all that it depends on besides the shapes of its arguments; if that is
-        nothing, it is not known, and the function is not kept on disk."""
-        self.function, self.described, self.how = function, described, how
-        self.jitted = jax.jit(function, **how)
-        self.lower, self.trace = self.jitted.lower, self.jitted.trace
-        self.ready: Callable | None = None
-
-    def __call__(self, *args: Any) -> Any:
-        """The result for all lanes."""
-        return (self.ready or self.jitted)(*args)
-
-    def compile(self, stop: threading.Event, *args: Any) -> None:
-        """Be ready for arguments of such shapes; traced functions are kept on disk."""
-        jitted, file = self.jitted, self._file(args)
-        if file:
-            # What is loaded must be what was compiled before, so a new one takes the same way.
-            with contextlib.suppress(Exception):
-                traced = stored.load(file)
-                if not traced:
-                    traced = stored.trace(self.function, *args)
-                    stored.save(file, traced)
-                jitted = jax.jit(traced.function(self.function.__name__), **self.how)
-        lowered = None if stop.is_set() else jitted.lower(*args)
-        if lowered and not stop.is_set():
-            self.ready = lowered.compile()
-
-    def _file(self, args: tuple) -> Path | None:
-        leaves, structure = jax.tree.flatten(args)
-        shapes = [(x.shape, str(x.dtype)) for x in leaves]
-        return stored.path(*self.described, str(structure), shapes) if self.described else None
-
-
-def _compile_now(stop: threading.Event, *work: tuple[Function, tuple]) -> None:
-    """Compile functions. An error will show again where one is used."""
-    for function, args in work:
-        with contextlib.suppress(Exception):
-            function.compile(stop, *args)
 
 
 class Program:
@@ -172,207 +52,302 @@ class Program:
         self.config = setups[0].config  # for what all lanes share
         largest = (max(s.sizes[0] for s in setups), max(s.sizes[1] for s in setups))
         self.obs_size, self.action_size = padded or largest
-        self.lanes = Packing(self.one_lane(setups[0]), math.inf)
-        self.memories = Packing(self._new_memory(), math.inf)
-        self.given = Packing(self._nothing(), math.inf)
-        self.asked = Packing(self._ask_nothing(), math.inf)
-        self.lane = jax.device_put(self.lanes.pack(stack([self.one_lane(s) for s in setups])))
-        self.stop = threading.Event()  # to compile ahead
+        self.stop = threading.Event()  # for compilation in the background
         self.traces: dict[str, int] = {}
+        self.kernels = kernels.Report()
+
+        lanes = len(setups)
+        self._lane = Packing(self.one_lane(setups[0]), math.inf)
+        self._memory = Packing(self._new_memory(), math.inf)
+        self._message = Packing(blank_message(self.obs_size, self.action_size), math.inf)
+        self._question = Packing(blank_question(self.obs_size), math.inf)
+        self.lane = jax.device_put(self._lane.pack(stack([self.one_lane(s) for s in setups])))
+        self._blank = blank_message(self.obs_size, self.action_size, lanes)
+        self._inbox = transfer.Inbox(self._message.pack(self._blank).small)
+
         over, host = self._compile, transfer.memory("pinned_host")
-        self.act = over(self._act, (0, 0, 0, 0), donate=(2,), out=(host, None))
-        self.act_eval = over(self._act_eval, (0, 0, 0, 0), donate=(2,), out=(host, None))
-        self.act_policy = over(self._act_policy, (0, 0, 0), out=host)
-        self.act_seed = over(self._act_seed, (0, None))
-        self.add = over(self._add, (0, 0), donate=(0,))
-        self.drop = over(replay.drop, (0, 0), donate=(0,))
-        self.copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-        self._inbox = transfer.Inbox(self.given.pack(self._no_given).small)
-        self.update = over(self._update, (0, 0, 0, 0), donate=(1, 2), out=(None, None, host))
+        self._act = over(self._act_one, (0, 0, 0, 0), donate=(2,), out=(host, None))
+        self._act_eval = over(self._act_eval_one, (0, 0, 0, 0), donate=(2,), out=(host, None))
+        self._act_policy = over(self._act_policy_one, (0, 0, 0), out=host)
+        self._act_seed = over(self._act_seed_one, (0, None))
+        self._add = over(self._add_one, (0, 0), donate=(0,))
+        self._drop = over(replay.drop, (0, 0), donate=(0,))
+        self._update = over(self._update_one, (0, 0, 0, 0), donate=(1, 2), out=(None, None, host))
+        self._acting_part = over(self._acting_one, (0,))
 
-    def one_lane(self, setup: LaneSetup) -> Lane:
-        """A lane by itself."""
-        plan = setup.config.plan
-        return Lane(
-            seed=jnp.uint32(setup.seed),
-            config=jax.tree.map(jnp.float32, setup.config),
-            action_mask=jnp.arange(self.action_size) < setup.sizes[1],
-            noise_map=jnp.asarray(noise_maps(plan.horizon, plan.noise_beta)),
+    # --- what a run calls -------------------------------------------------------------------------
+
+    def init_state(self, obs: np.ndarray, capacity: int) -> RunState:
+        """The state of a run whose first observations are `obs`."""
+        learner = self._learner.pack(self.new_learners)
+        memory = self._repeated_memory(len(self.setups))
+        learner, memory = jax.device_put((learner, memory))
+        return RunState(learner, memory, self._new_replay(obs, capacity))
+
+    def send(
+        self,
+        agent_step: int,
+        obs: np.ndarray,
+        first: np.ndarray | None = None,
+        active: np.ndarray | None = None,
+        transition: Transition | None = None,
+    ) -> Packed:
+        """Put on the device what the next calls need, in the place of the message before; what is
+        left out is zero."""
+        blank = self._blank
+        message = Message(
+            blank.transition._replace(obs=obs) if transition is None else transition,
+            blank.first if first is None else first,
+            np.full(len(self.setups), agent_step, np.int32),
+            blank.active if active is None else active,
         )
-
-    def _compile(
-        self, function: Callable, axes: tuple, donate: tuple = (), out: Any = None
-    ) -> Function:
-        """`out` says where results go that are not for the device."""
-        name = function.__name__.removeprefix("_")
-
-        def traced(*args: Any) -> Any:
-            self.traces[name] = self.traces.get(name, 0) + 1  # runs only while tracing
-            precision = jax.default_matmul_precision(MATMUL[self.config.precision])
-            with precision, kernels.lanes(len(self.setups)):
-                return jax.vmap(function, in_axes=axes)(*args)
-
-        traced.__name__ = name  # what profiles and compile logs show
-        options = compiler_options()
-        settings = sorted(flatten(self.config).items())
-        sizes = len(self.setups), self.obs_size, self.action_size
-        fast = kernels.on_gpu(), kernels.fits(kernels.gru, kernels.gru.TILE, 128)
-        known = self.agent.__name__.startswith("ace.")  # what another agent depends on is not
-        described = (name, self.agent_name, settings, sizes, fast, options) if known else ()
-        how = {"donate_argnums": donate, "out_shardings": out, "compiler_options": options}
-        return Function(traced, described, **how)
-
-    @functools.cached_property
-    def _first_learner(self) -> LearnerState:
-        return self._init_one(self.setups[0])
-
-    @functools.cached_property
-    def learners(self) -> Packing:
-        """How a learner is packed."""
-        of_all, of_one = SMALL
-        return Packing(self._first_learner, min(of_all // len(self.setups), of_one))
-
-    def init_learner(self) -> Packed:
-        """Freshly initialised learners, drawn lane by lane."""
-        rest = [self._init_one(s) for s in self.setups[1:]]
-        return jax.device_put(self.learners.pack(stack([self._first_learner, *rest])))
-
-    def _init_one(self, setup: LaneSetup) -> LearnerState:
-        padded = (self.obs_size, self.action_size)
-        return self.agent.init(setup.config, setup.seed, setup.sizes, padded)
-
-    def init_memory(self, copies: int | None = None) -> Packed:
-        """Planner memory per lane, or per lane and copy."""
-        shape = (len(self.setups),) if copies is None else (len(self.setups), copies)
-        memory = jax.tree.map(lambda x: np.broadcast_to(x, (*shape, *x.shape)), self._new_memory())
-        return jax.device_put(self.memories.pack(memory))
-
-    def _new_memory(self) -> PlanMemory:
-        return jax.device_get(self.agent.init_memory(self.config, self.action_size))
-
-    def _nothing(self, *lead: int) -> Given:
-        obs, action = (
-            np.zeros((*lead, self.obs_size), "f"),
-            np.zeros((*lead, self.action_size), "f"),
-        )
-        number, flag = np.zeros(lead, "f"), np.zeros(lead, bool)
-        return Given(obs, flag, np.zeros(lead, np.int32), flag, action, number, flag, flag, obs)
-
-    @functools.cached_property
-    def _no_given(self) -> Given:
-        return self._nothing(len(self.setups))
-
-    def give(self, agent_step: int, **what: np.ndarray) -> Packed:
-        """Put on the device what a step needs, in the place of what was given last; what is not
-        said is zero."""
-        step = np.full(len(self.setups), agent_step, np.int32)
-        packed = self.given.pack(self._no_given._replace(agent_step=step, **what))
+        packed = self._message.pack(message)
         return packed._replace(small=self._inbox.put(packed.small))
 
-    def _ask_nothing(self, *lead: int) -> Asked:
-        count = np.zeros(lead, np.int32)
-        return Asked(np.zeros((*lead, self.obs_size), "f"), count, count, count)
+    def act(self, state: RunState, message: Packed) -> tuple[jax.Array, RunState]:
+        """Actions [L, A] for the observations of a message."""
+        action, memory = self._act(self.lane, state.learner, state.memory, message)
+        return action, state._replace(memory=memory)
+
+    def add(self, state: RunState, message: Packed) -> RunState:
+        """Store the transitions of a message."""
+        return state._replace(replay=self._add(state.replay, message))
+
+    def drop(self, state: RunState, dropped: np.ndarray) -> RunState:
+        """Forget the running episodes of the lanes [L] where `dropped` holds."""
+        return state._replace(replay=self._drop(state.replay, jnp.asarray(dropped)))
+
+    def update(self, state: RunState, message: Packed) -> tuple[RunState, jax.Array]:
+        """One update of the active lanes; metrics [L, M] in the order of the agent's names."""
+        learner, store, metrics = self._update(self.lane, state.learner, state.replay, message)
+        return RunState(learner, state.memory, store), metrics
+
+    def random_actions(self, agent_step: int) -> np.ndarray:
+        """Uniform random actions [L, BLOCK, A], from a step on."""
+        return np.asarray(self._act_seed(self.lane, np.int32(agent_step)))
+
+    # --- what an evaluation calls -----------------------------------------------------------------
+
+    def acting(self, state: RunState) -> Packed:
+        """A copy of what acting reads of the learners."""
+        return self._acting_part(state.learner)
+
+    def put_acting(self, tree: Any) -> Packed:
+        """The same from a tree with a leading lane axis."""
+        return jax.device_put(self._acting.pack(tree))
+
+    def acting_tree(self, acting: Packed) -> Any:
+        """The tree of what acting reads, on the host."""
+        return self._acting.unpack(jax.device_get(acting))
+
+    def memory(self, episodes: int) -> Packed:
+        """The agent's memory for so many episodes a lane."""
+        return jax.device_put(self._repeated_memory(len(self.setups), episodes))
 
     def asking(self, episodes: int) -> Callable[[np.ndarray, int, int], Packed]:
         """A function that puts on the device what an evaluation of so many episodes a lane needs:
         observations [L, E, O], the number of the step, and that of the agent's step."""
         shape = len(self.setups), episodes
         numbers = np.broadcast_to(np.arange(episodes, dtype=np.int32), shape)
-        inbox = transfer.Inbox(self.asked.pack(self._ask_nothing(*shape)).small)
+        inbox = transfer.Inbox(self._question.pack(blank_question(self.obs_size, *shape)).small)
 
         def ask(obs: np.ndarray, eval_step: int, agent_step: int) -> Packed:
             steps = (np.full(shape, n, np.int32) for n in (eval_step, agent_step))
-            return Packed(inbox.put(self.asked.pack(Asked(obs, numbers, *steps)).small), ())
+            return Packed(inbox.put(self._question.pack(Question(obs, numbers, *steps)).small), ())
 
         return ask
 
-    def init_state(self, obs: np.ndarray, capacity: int) -> RunState:
-        """The state of a run whose first observations are `obs`."""
-        return RunState(self.init_learner(), self.init_memory(), self.init_replay(obs, capacity))
+    def act_eval(
+        self, acting: Packed, memory: Packed, question: Packed
+    ) -> tuple[jax.Array, Packed]:
+        """Actions [L, E, A] of the agent, and its memory for the next step."""
+        return self._act_eval(self.lane, acting, memory, question)
 
-    def learner_tree(self, learner: Packed) -> LearnerState:
-        """A learner as it was before it was packed; large arrays stay where they are."""
-        return self.learners.unpack(learner._replace(small=np.asarray(learner.small)))
+    def act_policy(self, acting: Packed, question: Packed) -> jax.Array:
+        """Actions [L, E, A] of the policy alone."""
+        return self._act_policy(self.lane, acting, question)
 
-    def unpack(self, state: RunState) -> RunState:
-        """A run's state with learner and memory as trees."""
-        memory = self.memories.unpack(jax.device_get(state.memory))
-        return state._replace(learner=self.learner_tree(state.learner), memory=memory)
+    # --- trees and packed states ------------------------------------------------------------------
 
-    def init_replay(self, obs: np.ndarray, capacity: int) -> replay.Replay:
-        """An empty replay per lane that holds the first observation."""
+    def trees(self, state: RunState) -> RunState:
+        """A run's state with learner and memory as trees; large arrays stay where they are."""
+        learner = state.learner
+        small = None if learner.small is None else np.asarray(learner.small)
+        memory = self._memory.unpack(jax.device_get(state.memory))
+        learner = self._learner.unpack(learner._replace(small=small))
+        return RunState(learner, memory, state.replay)
+
+    def fetch(self, state: RunState, more: Any) -> tuple[Any, Any, Any]:
+        """Trees of learner and memory on the host, and whatever else is wanted, in one transfer."""
+        learner, memory, more = jax.device_get((state.learner, state.memory, more))
+        return self._learner.unpack(learner), self._memory.unpack(memory), more
+
+    def pack(self, trees: RunState) -> RunState:
+        """The state of a run from trees on the host."""
+        learner, memory = self._learner.pack(trees.learner), self._memory.pack(trees.memory)
+        return RunState(*jax.device_put((learner, memory, trees.replay)))
+
+    def shapes(self, capacity: int) -> RunState:
+        """Shapes and types of a run's state as trees."""
+        lanes = len(self.setups)
+        obs = np.zeros((lanes, self.obs_size), np.float32)
+        store = jax.eval_shape(lambda: self._new_replay(obs, capacity))
+        return RunState(_like(self._first_learner, lanes), _like(self._new_memory(), lanes), store)
+
+    def acting_shapes(self) -> Any:
+        """Shapes and types of what acting reads, as a tree."""
+        learner = _like(self._first_learner, len(self.setups))
+        return jax.eval_shape(self.agent.acting_part, learner)
+
+    def one_lane(self, setup: LaneSetup) -> Lane:
+        """A lane by itself."""
+        return Lane(
+            seed=jnp.uint32(setup.seed),
+            config=jax.tree.map(jnp.float32, setup.config),
+            action_mask=jnp.arange(self.action_size) < setup.sizes[1],
+            constants=jax.tree.map(jnp.asarray, self.agent.constants(setup.config)),
+        )
+
+    @functools.cached_property
+    def new_learners(self) -> Any:
+        """Freshly initialised learners, drawn lane by lane.
+
+        Asked for before anything is compiled in the background: the many short calls would each
+        wait for the interpreter, which tracing keeps busy.
+        """
+        with ThreadPoolExecutor(4) as pool:
+            rest = pool.map(self._new_learner, self.setups[1:])
+            return stack([self._first_learner, *rest])
+
+    @functools.cached_property
+    def _first_learner(self) -> Any:
+        return self._new_learner(self.setups[0])
+
+    @functools.cached_property
+    def _learner(self) -> Packing:
+        of_all, of_one = SMALL
+        return Packing(self._first_learner, min(of_all // len(self.setups), of_one))
+
+    @functools.cached_property
+    def _acting(self) -> Packing:
+        of_all, of_one = SMALL
+        part = jax.eval_shape(self.agent.acting_part, _like(self._first_learner))
+        return Packing(part, min(of_all // len(self.setups), of_one))
+
+    def _new_learner(self, setup: LaneSetup) -> Any:
+        fresh = self.agent.init(setup.config, setup.seed, setup.sizes)
+        return self.agent.pad(setup.config, fresh, (self.obs_size, self.action_size))
+
+    def _new_memory(self) -> Any:
+        return jax.device_get(self.agent.memory(self.config, self.action_size))
+
+    def _repeated_memory(self, *lead: int) -> Packed:
+        memory = jax.tree.map(lambda x: np.broadcast_to(x, (*lead, *x.shape)), self._new_memory())
+        return self._memory.pack(memory)
+
+    def _new_replay(self, obs: np.ndarray, capacity: int) -> replay.Replay:
         start = functools.partial(replay.init, capacity, action_size=self.action_size)
         return jax.jit(jax.vmap(lambda o: start(obs=o)))(jnp.asarray(obs))
+
+    # --- compilation ------------------------------------------------------------------------------
+
+    @property
+    def table(self) -> dict[str, Callable]:
+        """The faster forms of the method's functions that this program is traced with."""
+        on_gpu = jax.default_backend() == "gpu" or kernels.common.INTERPRET
+        return fused.TABLE if on_gpu and self.config.kernels == "auto" else {}
 
     def compile_ahead(self, capacity: int) -> list[threading.Thread]:
         """Start to compile what a run will need, in background threads, which are returned.
 
         It may take a minute; making the learners and the random steps at the start of a run need
-        none of it. Later calls find the finished programs, or wait for them.
+        none of it. A call waits for a function that is being compiled.
         """
         lanes, episodes = len(self.setups), self.config.eval_episodes
+        lane, memory = _like(self.lane), _like(self._repeated_memory(lanes))
+        shapes = self.shapes(capacity)
+        learner = jax.eval_shape(self._learner.pack, shapes.learner)
+        acting = jax.eval_shape(self._acting.pack, self.acting_shapes())
+        message = _like(self._message.pack(self._blank))
+        question = _like(self._question.pack(blank_question(self.obs_size, lanes, episodes)))
+        copies = _like(self._repeated_memory(lanes, episodes))
+        update = (self._update, (lane, learner, shapes.replay, message))
+        act = (self._act, (lane, learner, memory, message))
+        first = [compile_in_background(self.stop, work) for work in (update, act)]
+        # Evaluation comes last, and Python traces one function at a time.
+        later = {
+            "agent": (self._act_eval, (lane, acting, copies, question)),
+            "policy": (self._act_policy, (lane, acting, question)),
+        }
+        rest = [later[who] for who in self.agent.plays]
+        return [*first, compile_in_background(self.stop, *rest, after=first)]
 
-        def like(tree: Any, *axes: int) -> Any:
-            return jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct((*axes, *np.shape(x)), np.asarray(x).dtype), tree
-            )
+    def waiting(self) -> list[str]:
+        """What a step of a run still waits for to be compiled."""
+        parts = {"act": self._act, "update": self._update}
+        return [name for name, function in parts.items() if not function.ready]
 
-        lane, memory = like(self.lane), like(self.init_memory())
-        learner = jax.eval_shape(self.learners.pack, like(self._first_learner, lanes))
-        start = np.zeros((lanes, self.obs_size), np.float32)
-        store = jax.eval_shape(lambda: self.init_replay(start, capacity))
-        given = like(self.given.pack(self._no_given))
-        asked = like(self.asked.pack(self._ask_nothing(lanes, episodes)))
-        copies = like(self.init_memory(episodes))
-        update = (self.update, (lane, learner, store, given))
-        act = (self.act, (lane, learner, memory, given))
-        act_eval = (self.act_eval, (lane, learner, copies, asked))
-        act_policy = (self.act_policy, (lane, learner, asked))
-        # No daemons: ending inside XLA would abort.
-        first = [threading.Thread(target=_compile_now, args=(self.stop, w)) for w in (update, act)]
+    def parts(self, state: RunState, message: Packed) -> dict[str, tuple[Function, tuple]]:
+        """The functions of a step and what they are called with, for measuring."""
+        return {
+            "plan": (self._act, (self.lane, state.learner, state.memory, message)),
+            "update": (self._update, (self.lane, state.learner, state.replay, message)),
+        }
 
-        def later() -> None:
-            """Evaluation comes last, and Python traces one function at a time."""
-            for thread in first:
-                thread.join()
-            _compile_now(self.stop, act_eval, act_policy)
+    def _compile(
+        self, function: Callable, axes: tuple, donate: tuple = (), out: Any = None
+    ) -> Function:
+        """`out` says where results go that are not for the device."""
+        name = function.__name__.removeprefix("_").removesuffix("_one")
 
-        for thread in (threads := [*first, threading.Thread(target=later)]):
-            thread.start()
-        return threads
+        def traced(*args: Any) -> Any:
+            self.traces[name] = self.traces.get(name, 0) + 1  # runs only while tracing
+            precision = jax.default_matmul_precision(MATMUL[self.config.precision])
+            noting = kernels.reporting(self.kernels)
+            with precision, replaced(self.table), noting, kernels.lanes(len(self.setups)):
+                return jax.vmap(function, in_axes=axes)(*args)
 
-    def _act(self, lane: Packed, learner: Packed, memory: Packed, packed: Packed):
-        """Plan from an observation; the memory is forgotten where it is an episode's first."""
-        x: Given = self.given.unpack(packed)
-        one: Lane = self.lanes.unpack(lane)
+        traced.__name__ = name  # what profiles and compile logs show
+        how = {"donate_argnums": donate, "out_shardings": out}
+        return Function(traced, compiler_options=compiler_options(), **how)
+
+    # --- one lane ---------------------------------------------------------------------------------
+
+    def _act_one(self, lane: Packed, learner: Packed, memory: Packed, message: Packed):
+        """Act on an observation; the memory is forgotten where it is an episode's first."""
+        x: Message = self._message.unpack(message)
+        one: Lane = self._lane.unpack(lane)
+        acting = self.agent.acting_part(self._learner.unpack(learner))
         key = keys.key(one.seed, "plan", x.agent_step)
-        given = x.obs, x.first, x.agent_step
-        return self._plan(one, learner, memory, *given, key, train=True)
+        before = self._memory.unpack(memory)
+        obs = x.transition.obs
+        action, after = self.agent.act(one, acting, before, obs, x.first, x.agent_step, key, True)
+        return action, self._memory.pack(after)
 
-    def _plan(self, lane: Lane, learner: Packed, memory: Packed, *given: Any, train: bool):
-        learned, kept = self.learners.unpack(learner), self.memories.unpack(memory)
-        action, kept = self.agent.act(lane, learned, kept, *given, train=train)
-        return action, self.memories.pack(kept)
+    def _act_eval_one(self, lane: Packed, acting: Packed, memory: Packed, question: Packed):
+        """Act in a lane's evaluation episodes."""
+        one: Lane = self._lane.unpack(lane)
+        tree = self._acting.unpack(acting)
 
-    def _act_eval(self, lane: Packed, learner: Packed, memory: Packed, asked: Packed):
-        """Plan for a lane's evaluation episodes."""
-        one: Lane = self.lanes.unpack(lane)
-
-        def plan(memory: Packed, packed: Packed):
-            x: Asked = self.asked.unpack(packed)
+        def act(memory: Packed, packed: Packed):
+            x: Question = self._question.unpack(packed)
             key = jax.random.fold_in(keys.key(one.seed, "eval_plan", x.agent_step), x.eval_step)
-            given = x.obs, x.eval_step == 0, x.agent_step, jax.random.fold_in(key, x.episode)
-            return self._plan(one, learner, memory, *given, train=False)
+            key = jax.random.fold_in(key, x.episode)
+            before, first = self._memory.unpack(memory), x.eval_step == 0
+            step = x.agent_step
+            action, after = self.agent.act(one, tree, before, x.obs, first, step, key, False)
+            return action, self._memory.pack(after)
 
-        return jax.vmap(plan)(memory, asked)
+        return jax.vmap(act)(memory, question)
 
-    def _act_policy(self, lane: Packed, learner: Packed, asked: Packed) -> jax.Array:
-        obs = self.asked.unpack(asked).obs
-        return self.agent.act_policy(self.lanes.unpack(lane), self.learners.unpack(learner), obs)
+    def _act_policy_one(self, lane: Packed, acting: Packed, question: Packed) -> jax.Array:
+        assert self.agent.act_policy is not None
+        obs = self._question.unpack(question).obs
+        return self.agent.act_policy(self._lane.unpack(lane), self._acting.unpack(acting), obs)
 
-    def _act_seed(self, lane: Packed, agent_step: jax.Array) -> jax.Array:
+    def _act_seed_one(self, lane: Packed, agent_step: jax.Array) -> jax.Array:
         """Uniform random actions [BLOCK, A], from a step on."""
-        one: Lane = self.lanes.unpack(lane)
+        one: Lane = self._lane.unpack(lane)
 
         def draw(step: jax.Array) -> jax.Array:
             key = keys.key(one.seed, "seed_action", step)
@@ -381,17 +356,28 @@ class Program:
 
         return jax.vmap(draw)(agent_step + jnp.arange(BLOCK))
 
-    def _add(self, store: replay.Replay, given: Packed) -> replay.Replay:
-        x: Given = self.given.unpack(given)
-        step = Transition(x.action, x.reward, x.terminated, x.done, x.final_obs, x.obs)
-        return replay.add(store, step, self.config.plan.horizon)
+    def _add_one(self, store: replay.Replay, message: Packed) -> replay.Replay:
+        x: Message = self._message.unpack(message)
+        return replay.add(store, x.transition, self.agent.segment(self.config))
 
-    def _update(
-        self, lane: Packed, learner: Packed, store: replay.Replay, given: Packed
+    def _update_one(
+        self, lane: Packed, learner: Packed, store: replay.Replay, message: Packed
     ) -> tuple[Packed, replay.Replay, jax.Array]:
-        """One update; the metrics come as one array, in the order of the agent's `METRICS`."""
-        x: Given = self.given.unpack(given)
-        one, learned = self.lanes.unpack(lane), self.learners.unpack(learner)
-        learned, store, metrics = self.agent.update(one, learned, store, x.agent_step, x.active)
-        row = jnp.stack([metrics[name] for name in self.agent.METRICS])
-        return self.learners.pack(learned), store, row
+        """One update; the metrics come as one array, in the order of the agent's names."""
+        x: Message = self._message.unpack(message)
+        one, state = self._lane.unpack(lane), self._learner.unpack(learner)
+        state, store, metrics = self.agent.update(one, state, store, x.agent_step, x.active)
+        row = [jnp.asarray(metrics[name], jnp.float32) for name in self.agent.metrics]
+        return self._learner.pack(state), store, jnp.stack(row) if row else jnp.zeros(0)
+
+    def _acting_one(self, learner: Packed) -> Packed:
+        # Copies: the learner's own arrays are donated to the next update.
+        part = self.agent.acting_part(self._learner.unpack(learner))
+        return self._acting.pack(jax.tree.map(jnp.copy, part))
+
+
+def _like(tree: Any, *axes: int) -> Any:
+    """Shapes and types of a tree, with more leading axes."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((*axes, *np.shape(x)), np.asarray(x).dtype), tree
+    )

@@ -7,7 +7,8 @@ from pathlib import Path
 import jax
 
 from ace import replay
-from ace.engine.program import LaneSetup, Program
+from ace.agents import AGENTS
+from ace.engine.lanes import LaneSetup
 from ace.envs import get_spec
 from ace.settings.config import Config, ConfigError
 
@@ -51,17 +52,33 @@ def replay_capacity(setups: Sequence[LaneSetup]) -> int:
     return max(needed)
 
 
-def check_memory(program: Program, capacity: int, lanes: int) -> int:
-    """Bytes of one lane's replay; refuse a run whose replay cannot fit."""
-    per_lane = replay.size_in_bytes(capacity, program.obs_size, program.action_size)
+def check_memory(agent: str, setups: Sequence[LaneSetup], capacity: int) -> int:
+    """Bytes of the replay of all lanes; refuse a run that cannot fit, from its shapes alone."""
+    config, lanes = setups[0].config, len(setups)
+    sizes = max(s.sizes[0] for s in setups), max(s.sizes[1] for s in setups)
+    per_lane = replay.size_in_bytes(capacity, *sizes)
     limit = device_memory()
-    if limit and per_lane * lanes > 0.8 * limit:
+    if not limit:
+        return lanes * per_lane
+    if per_lane * lanes > 0.8 * limit:
         raise ConfigError(
-            f"the replay of {lanes} lane(s) needs {per_lane * lanes / 2**30:.1f} GiB and the "
-            f"device has {limit / 2**30:.1f} GiB; train fewer lanes or set --replay.capacity below "
+            f"the replay of {lanes} lane(s) needs {_size(per_lane * lanes)} and the "
+            f"device has {_size(limit)}; train fewer lanes or set --replay.capacity below "
             f"{int(0.8 * limit / lanes / per_lane * capacity)}"
         )
-    return per_lane
+    parts = AGENTS[agent].footprint(config, sizes)
+    if per_lane * lanes + sum(parts.values()) * lanes > limit:
+        what, most = max(parts.items(), key=lambda part: part[1])
+        raise ConfigError(
+            f"{lanes} lane(s) need at least {_size(lanes * (per_lane + sum(parts.values())))} and "
+            f"the device has {_size(limit)}; {what} alone takes {_size(lanes * most)}: make it "
+            "smaller or train fewer lanes"
+        )
+    return lanes * per_lane
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:,.1f} GiB"
 
 
 def device_memory() -> int | None:

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ace.envs.api import EnvError, EnvSpec, StepResult, TaskError, rescale_action
+from ace.envs.api import EnvError, EnvSpec, Number, StepResult, TaskError, rescale_action
+from ace.envs.explain import explain, import_module
 
 INSTALL = "gym tasks need the package gymnasium; install it"
+RESET_GIVES = "(observation, info)"
+STEP_GIVES = "(observation, reward, terminated, truncated, info)"
 
 
 class GymEnv:
@@ -24,21 +27,37 @@ class GymEnv:
         self._low, self._high = _action_bounds(task, env.action_space)
         self._action_shape = env.action_space.shape
         self._action_dtype = env.action_space.dtype
-        self.spec = EnvSpec(task, obs_size, self._low.size, _max_episode_steps(env))
+        self._numbers = _numbers(task, env)
+        self.spec = EnvSpec(
+            task,
+            obs_size,
+            self._low.size,
+            _max_episode_steps(env),
+            numbers=tuple(Number(name, over) for name, over in self._numbers.items()),
+            action_bounds=(tuple(self._low.tolist()), tuple(self._high.tolist())),
+        )
 
     def reset(self, seed: int | None = None) -> np.ndarray:
         """Start an episode."""
         seed = self._first_seed if seed is None else seed
         self._first_seed = None
-        obs, _ = self._env.reset(seed=seed)
-        return _flatten(obs)
+        given = self._env.reset(seed=seed)
+        # An array of two entries would unpack into two values.
+        if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], dict)):
+            raise EnvError(f"reset returned {_kind(given)}; it must return {RESET_GIVES}")
+        return _flatten(given[0])
 
     def step(self, action: np.ndarray) -> StepResult:
         """Apply one action."""
         scaled = rescale_action(action, self._low, self._high)
         scaled = scaled.reshape(self._action_shape).astype(self._action_dtype)
-        obs, reward, terminated, truncated, _ = self._env.step(scaled)
-        return StepResult(_flatten(obs), float(reward), bool(terminated), bool(truncated))
+        given = self._env.step(scaled)
+        if not (isinstance(given, tuple) and len(given) == 5):
+            raise EnvError(f"step returned {_kind(given)}; it must return {STEP_GIVES}")
+        obs, reward, terminated, truncated, info = given
+        numbers = tuple(_number(info, name) for name in self._numbers) if self._numbers else ()
+        reward = _float("the reward", reward)
+        return StepResult(_flatten(obs), reward, bool(terminated), bool(truncated), numbers)
 
     def render(self, width: int = 320, height: int = 240) -> np.ndarray:
         """Draw with the environment's own renderer, sampled to the wanted size."""
@@ -63,13 +82,26 @@ def make_env(name: str, seed: int, render: bool = False) -> GymEnv:
     check_id(name)
     mode = "rgb_array" if render else None
     # The checker of gymnasium costs half of the time of a light task; ours stays on.
-    env = gymnasium.make(name, render_mode=mode, disable_env_checker=True)
+    try:
+        env = gymnasium.make(name, render_mode=mode, disable_env_checker=True)
+    except Exception as error:
+        raise TaskError(
+            f"task 'gym/{name}': make failed: {explain(error)}; it must work as"
+            f" gymnasium.make('{name}')"
+        ) from error
     return GymEnv(f"gym/{name}", env, seed)
 
 
 def make_imported(task: str, seed: int) -> GymEnv:
     """Make the environment that the import string `package.module:function` names."""
-    env = import_function(task)()
+    function = import_function(task)
+    try:
+        env = function()
+    except Exception as error:
+        raise TaskError(
+            f"task '{task}': make failed: {explain(error)}; it must be callable without arguments"
+            " and return a gymnasium.Env"
+        ) from error
     for attribute in ("observation_space", "action_space", "reset", "step"):
         if not hasattr(env, attribute):
             raise TaskError(
@@ -85,9 +117,9 @@ def check_id(name: str) -> None:
     module, _, plain_id = name.rpartition(":")  # module:Id first imports what registers the id
     try:
         if module:
-            importlib.import_module(module)
+            import_module(module, f"task 'gym/{name}'")
         gymnasium.spec(plain_id)
-    except (gymnasium.error.Error, ImportError) as error:
+    except gymnasium.error.Error as error:
         nearest = difflib.get_close_matches(plain_id, gymnasium.registry, n=1)
         hint = f"did you mean gym/{nearest[0]}? " if nearest else ""
         raise TaskError(
@@ -99,13 +131,7 @@ def check_id(name: str) -> None:
 def import_function(task: str) -> Any:
     """Find the callable that the import string `package.module:function` names."""
     module_name, _, function_name = task.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise TaskError(
-            f"task '{task}': {error}; start in the folder that holds the module,"
-            " or put that folder on PYTHONPATH"
-        ) from error
+    module = import_module(module_name, f"task '{task}'")
     function = getattr(module, function_name, None)
     if not callable(function):
         raise TaskError(
@@ -160,14 +186,75 @@ def _action_bounds(task: str, space: Any) -> tuple[np.ndarray, np.ndarray]:
             " with gymnasium.wrappers.TransformAction and"
             " action_space=gymnasium.spaces.Box(-1, 1, shape)"
         )
+    if (low > high).any():
+        raise TaskError(f"task '{task}' has action bounds with low > high ({space}); swap them")
+    if low.size and (low == high).all():
+        raise TaskError(
+            f"task '{task}' has action bounds with low == high everywhere ({space}), so that no"
+            " action can be chosen; widen the bounds"
+        )
     return low, high
 
 
 def _max_episode_steps(env: Any) -> int | None:
-    spec = getattr(env, "spec", None)
-    return None if spec is None else spec.max_episode_steps
+    """The smallest time limit that is declared or wrapped around the environment."""
+    declared = getattr(getattr(env, "spec", None), "max_episode_steps", None)
+    limits = [] if declared is None else [declared]
+    # An environment that is not registered has no spec, even inside gymnasium's TimeLimit.
+    wrapper, inner = env, getattr(env, "env", None)
+    while inner is not None:
+        if type(wrapper).__name__ == "TimeLimit":
+            limits.append(wrapper._max_episode_steps)
+        wrapper, inner = inner, getattr(inner, "env", None)
+    return min(limits, default=None)
+
+
+def _numbers(task: str, env: Any) -> dict[str, Any]:
+    """What `metadata["numbers"]` of the environment or of its wrappers declares: name -> rule."""
+    found = {}
+    for holder in (getattr(env, "unwrapped", env), env):
+        declared = (getattr(holder, "metadata", None) or {}).get("numbers") or {}
+        if not isinstance(declared, dict):
+            raise TaskError(
+                f"task '{task}' has metadata['numbers'] = {declared!r}; write a dictionary, for"
+                " example {'success': 'last'}"
+            )
+        found |= declared
+    return found
+
+
+def _number(info: Any, name: str) -> float:
+    if not isinstance(info, dict) or name not in info:
+        raise EnvError(
+            f"the info of a step lacks the number '{name}', which metadata['numbers'] declares;"
+            " give it at every step"
+        )
+    return _float(f"number '{name}'", info[name])
+
+
+def _float(what: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise EnvError(f"{what} is {_kind(value)}, expected one number") from error
 
 
 def _flatten(obs: Any) -> np.ndarray:
-    # A copy, since some environments return the array that they go on changing.
-    return np.array(obs, dtype=np.float32).reshape(-1)
+    try:
+        # A copy, since some environments return the array that they go on changing.
+        return np.array(obs, dtype=np.float32).reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise EnvError(
+            f"the observation is {_kind(obs)}, which is no array of numbers; return what"
+            " observation_space declares"
+        ) from error
+
+
+def _kind(value: Any) -> str:
+    """Name a value that is not what it should be, in a few words."""
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)} ({', '.join(type(v).__name__ for v in value)})"
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape}"
+    text = repr(value)
+    return text if len(text) < 40 else f"a value of type {type(value).__name__}"

@@ -1,9 +1,11 @@
 """Tiny environments in plain numpy whose optimal values are known, named `probe/NAME`. Each
 isolates one thing that an agent must get right, so a failing one says where the fault is."""
 
+from typing import Any
+
 import numpy as np
 
-from ace.envs.api import EnvSpec, StepResult
+from ace.envs.api import EnvSpec, Goal, Number, StepResult
 
 
 class ProbeEnv:
@@ -13,10 +15,18 @@ class ProbeEnv:
     action_size = 1
     length = 1
     fixed_length = True
+    numbers: tuple[Number, ...] = ()
+    goal: Goal | None = None
 
     def __init__(self, name: str, seed: int) -> None:
         self.spec = EnvSpec(
-            f"probe/{name}", self.obs_size, self.action_size, self.length, self.fixed_length
+            f"probe/{name}",
+            self.obs_size,
+            self.action_size,
+            self.length,
+            self.fixed_length,
+            self.numbers,
+            self.goal,
         )
         self.rng = np.random.default_rng(seed)
         self.count = 0  # steps in this episode
@@ -34,7 +44,8 @@ class ProbeEnv:
         """Apply one action."""
         self.count += 1
         reward, terminated, truncated = self.advance(np.asarray(action, np.float64))
-        return StepResult(self.state.copy(), float(reward), terminated, truncated)
+        numbers = self.measure()
+        return StepResult(self.state.copy(), float(reward), terminated, truncated, numbers)
 
     def render(self, width: int = 320, height: int = 240) -> np.ndarray:
         """Draw the first observation as a white line on a scale from -2 to 2."""
@@ -53,6 +64,10 @@ class ProbeEnv:
     def advance(self, action: np.ndarray) -> tuple[float, bool, bool]:
         """Change `state` and give reward, terminated, truncated."""
         raise NotImplementedError
+
+    def measure(self) -> tuple[float, ...]:
+        """Give the numbers of the step that was just made."""
+        return ()
 
 
 class Constant(ProbeEnv):
@@ -128,14 +143,43 @@ class Point(ProbeEnv):
         return np.array([self.rng.uniform(-1, 1), 0.0], np.float32)
 
     def advance(self, action: np.ndarray) -> tuple[float, bool, bool]:
-        """Push the point; walls at -2 and 2 stop it."""
-        position, velocity = self.state
-        velocity = 0.8 * velocity + 0.1 * float(np.clip(action[0], -1, 1))
-        position = position + 0.4 * velocity
-        if abs(position) > 2:
-            position, velocity = np.clip(position, -2, 2), 0.0
+        """Push the point and reward closeness to the origin."""
+        position, velocity = _push(self.state, action[0])
         self.state = np.array([position, velocity], np.float32)
         return float(np.exp(-4 * position**2)), False, self.count == self.length
+
+
+def near(xp: Any, achieved: Any, desired: Any) -> Any:
+    """Reward 0 within 0.1 of the goal, -1 elsewhere."""
+    return xp.where(xp.abs(desired - achieved)[..., 0] < 0.1, 0.0, -1.0)
+
+
+class Reach(ProbeEnv):
+    """The point again, rewarded only near a goal that every episode draws. Tests goals."""
+
+    obs_size = 4  # position, velocity, goal, goal minus position
+    length = 50
+    numbers = (Number("success"), Number("near", "mean"))
+    goal = Goal(achieved=(0, 1), desired=(2, 3), error=(3, 4), rule=near)
+
+    def first(self) -> np.ndarray:
+        """Start at rest, with the goal somewhere else in [-1, 1]."""
+        position, goal = self.rng.uniform(-1, 1, 2).astype(np.float32)
+        return np.array([position, 0.0, goal, goal - position], np.float32)
+
+    def advance(self, action: np.ndarray) -> tuple[float, bool, bool]:
+        """Push the point; the reward follows from the goal by `near`."""
+        position, velocity = np.array(_push(self.state[:2], action[0]), np.float32)
+        goal = self.state[2]
+        self.state = np.array([position, velocity, goal, goal - position], np.float32)
+        return self._reward(), False, self.count == self.length
+
+    def measure(self) -> tuple[float, ...]:
+        """Whether the point is at the goal: at the end `success`, on average `near`."""
+        return (self._reward() + 1.0,) * 2
+
+    def _reward(self) -> float:
+        return float(near(np, self.state[0:1], self.state[2:3]))
 
 
 class Long(ProbeEnv):
@@ -174,6 +218,7 @@ PROBES: dict[str, type[ProbeEnv]] = {
     "truncation": Truncation,
     "point": Point,
     "long": Long,
+    "reach": Reach,
 }
 
 
@@ -186,6 +231,16 @@ def make_env(name: str, seed: int, render: bool = False) -> ProbeEnv:
 def task_names() -> list[str]:
     """List the probes."""
     return [f"probe/{name}" for name in PROBES]
+
+
+def _push(state: np.ndarray, action: float) -> tuple[Any, Any]:
+    """Move a point, (position, velocity), by an action; walls at -2 and 2 stop it."""
+    position, velocity = state
+    velocity = 0.8 * velocity + 0.1 * float(np.clip(action, -1, 1))
+    position = position + 0.4 * velocity
+    if abs(position) > 2:
+        return np.clip(position, -2, 2), 0.0
+    return position, velocity
 
 
 def _random_sign(rng: np.random.Generator) -> np.ndarray:

@@ -6,18 +6,43 @@ import functools
 import importlib
 from types import ModuleType
 
-from ace.envs.api import ActionRepeat, Checked, Env, EnvSpec, TaskError
+from ace.envs.api import ActionRepeat, Checked, Env, EnvError, EnvSpec, TaskError, TimeLimit
+from ace.envs.explain import explain, import_module
+from ace.envs.goals import check_goal
+from ace.envs.numbers import check_numbers
 
-FAMILIES = {"dmc": "ace.envs.dmc.suite", "probe": "ace.envs.probe"}
+OWN = {"dmc": "ace.envs.dmc.suite", "probe": "ace.envs.probe"}
+FAMILIES = dict(OWN)  # with those that users register
 GYM_HELP = "gym/ID (any id of gymnasium), or package.module:function (returns a gymnasium.Env)"
+DEFAULT_LIMIT = 1000  # env steps of an episode, where the task itself has no limit
 
 
 def make(task: str, seed: int, action_repeat: int = 1, render: bool = False) -> Env:
-    """Make the environment of a task, with action repeat and checks."""
+    """Make the environment of a task, with a time limit, action repeat and checks."""
     env = _make_plain(task, seed, render)
+    check_sizes(env.spec)
+    check_numbers(env.spec)
+    check_goal(env.spec)
+    if env.spec.max_episode_steps is None:
+        env = TimeLimit(env, DEFAULT_LIMIT)
     if action_repeat != 1:
         env = ActionRepeat(env, action_repeat)
     return Checked(env)
+
+
+def register_family(name: str, module: str) -> None:
+    """Add the tasks `name/...` of a module, given by the name under which it is imported."""
+    if not name.isidentifier():
+        raise TaskError(f"family name {name!r}: name it with letters, digits and _")
+    if name == "gym" or FAMILIES.get(name, module) != module:
+        by = FAMILIES.get(name, "gymnasium")
+        raise TaskError(f"family '{name}' of {module} is taken by {by}; choose another name")
+    if module == "__main__":
+        raise TaskError(
+            f"family '{name}' is in the program's main file, which workers cannot import; put it"
+            " into a module of its own and import that"
+        )
+    FAMILIES[name] = module
 
 
 def task_names() -> list[str]:
@@ -53,14 +78,39 @@ def validate(task: str) -> None:
         raise _unknown(task)
 
 
+def check_sizes(spec: EnvSpec) -> None:
+    """Raise TaskError where there is nothing to observe or nothing to choose."""
+    for what, size in (("observations", spec.obs_size), ("actions", spec.action_size)):
+        if size < 1:
+            raise TaskError(f"task '{spec.task}' has {what} of size {size}; give them an entry")
+
+
 def _make_plain(task: str, seed: int, render: bool) -> Env:
     validate(task)
     family, _, name = task.partition("/")
-    if family in FAMILIES:
+    if family in OWN:
         return _family(family).make_env(name, seed, render)
     if family == "gym":
         return _gym().make_env(name, seed, render)
+    if family in FAMILIES:
+        return _make_registered(task, seed, render)
     return _gym().make_imported(task, seed)
+
+
+def _make_registered(task: str, seed: int, render: bool) -> Env:
+    family, _, name = task.partition("/")
+    try:
+        env = _family(family).make_env(name, seed, render)
+        if not isinstance(env.spec, EnvSpec):
+            raise TypeError(f"its spec is a {type(env.spec).__name__}")
+        return env
+    except (TaskError, EnvError):
+        raise
+    except Exception as error:
+        raise TaskError(
+            f"task '{task}': make failed: {explain(error)}; make_env(name, seed, render) of"
+            f" {FAMILIES[family]} must return an ace.envs.Env with an EnvSpec as `spec`"
+        ) from error
 
 
 def _is_import_string(task: str) -> bool:
@@ -70,7 +120,13 @@ def _is_import_string(task: str) -> bool:
 
 
 def _family(name: str) -> ModuleType:
-    return importlib.import_module(FAMILIES[name])
+    if name in OWN:
+        return importlib.import_module(OWN[name])
+    module = import_module(FAMILIES[name], f"family '{name}'")
+    for function in ("make_env", "task_names"):
+        if not hasattr(module, function):
+            raise TaskError(f"family '{name}': module {module.__name__} lacks {function}; add it")
+    return module
 
 
 def _gym() -> ModuleType:

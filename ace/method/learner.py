@@ -8,36 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ace import replay
 from ace.method import losses, model, nets, targets
+from ace.method.model import cast
+from ace.method.replaceable import replaceable
 from ace.method.types import Batch, Lane, LearnerState, Metrics, Params
 from ace.settings import keys
-from ace.settings.config import Config, LearnConfig, Ramp
-
-SMALL = 8192  # numbers of a leaf that is joined with others
-DTYPES = {"f32": jnp.float32, "tf32": jnp.float32, "bf16": jnp.bfloat16}
+from ace.settings.config import Config, LearnConfig
 
 
-def cast(config: Config, params: Params) -> Params:
-    """Parameters as the networks of an update or a plan take them."""
-    return nets.cast(params, DTYPES[config.precision], config.net.latent)
-
-
-def ramp(r: Ramp, final: jax.Array | float, agent_step: jax.Array | int, seed_steps: int):
-    """Value of a setting on its way from `r.start` to `final` (2.7)."""
-    begin = seed_steps if r.after_seed else 0
-    w = jnp.clip((agent_step - begin) / jnp.maximum(r.duration, 1e-9), 0.0, 1.0)
-    return (1 - w) * r.start + w * final
-
-
-def init(config: Config, seed: int, sizes: tuple[int, int], padded: tuple[int, int]) -> Any:
-    """The learner of one lane for (observation, action) sizes, zero-padded to the program's.
+def init(config: Config, seed: int, sizes: tuple[int, int]) -> LearnerState:
+    """The learner of one lane for (observation, action) sizes.
 
     Mostly NumPy arrays: many small operations on a device would take longer than the rest.
     """
     rng = np.random.default_rng(keys.host_seed(seed, "init"))
     params, stats = model.init(rng, config, *sizes)
-    params = model.pad(params, *padded)
     empty = jax.eval_shape(lambda p: [adam(config.learn).init(part) for part in split(p)], params)
     return LearnerState(
         params=params,
@@ -48,6 +33,11 @@ def init(config: Config, seed: int, sizes: tuple[int, int], padded: tuple[int, i
         update_step=jnp.zeros((), jnp.int32),
         skipped=jnp.zeros((), jnp.int32),
     )
+
+
+def pad(config: Config, state: LearnerState, sizes: tuple[int, int]) -> LearnerState:
+    """The same learner for larger observations and actions, whose new numbers are always zero."""
+    return nets.pad(state, model.axes(config), dict(zip(("obs", "action"), sizes, strict=True)))
 
 
 def split(params: Params) -> tuple[Params, Params]:
@@ -84,13 +74,6 @@ class Latents(NamedTuple):
     target: jax.Array  # [H, B, latent] target encodings of the next observations
 
 
-def draw(lane: Lane, state: LearnerState, store: replay.Replay) -> Batch:
-    """The segments of the next update."""
-    c = lane.config
-    key = keys.key(lane.seed, "update", state.update_step)
-    return replay.sample(store, c.replay, jax.random.fold_in(key, 0), c.learn.batch, c.plan.horizon)
-
-
 def update(
     lane: Lane, state: LearnerState, batch: Batch, agent_step: jax.Array, active: jax.Array
 ) -> tuple[LearnerState, jax.Array, Metrics]:
@@ -106,10 +89,10 @@ def update(
     )
     params, target = cast(config, state.params), cast(config, state.target)
 
-    # The first target latents are not needed, but would be cut out of a large copy.
+    # Encode all target observations: cutting the first ones off beforehand would copy the rest.
     latents = Latents(model.encode(params, batch.obs), model.encode(target, batch.obs)[1:])
     novelty, found, novelty_stats = novelty_of(config, params, state, latents, batch)
-    weight = ramp(learn.novelty_ramp, learn.novelty_weight, agent_step, config.seed_steps)
+    weight = learn.novelty_ramp.at(learn.novelty_weight, agent_step, config.seed_steps)
     joint = batch.reward + weight * novelty
     next_action = model.noisy_policy(params, learn, latents.online[1:], eps[0, 1:])
     next_value = model.value(target, latents.online[1:], next_action).min(0)
@@ -122,14 +105,14 @@ def update(
         model_params, config, batch, latents.target, jax.lax.stop_gradient(y)
     )
     grads = jax.tree.map(lambda g: g / config.plan.horizon, grads)
-    new_model, model_opt, norm, moved = _step(
+    new_model, model_opt, norm, moved = optimise(
         learn, learn.learning_rate, grads, state.opt[0], model_params, active
     )
     policy_grads, policy_loss = jax.grad(policy_loss_of, has_aux=True)(
         policy_params, lane, new_model, aux["z"], latents.online, batch, eps[1:]
     )
     turn = moved & (state.update_step % config.parity.policy_delay == 0)
-    new_policy, policy_opt, policy_norm, _ = _step(
+    new_policy, policy_opt, policy_norm, _ = optimise(
         learn, learn.policy_learning_rate, policy_grads, state.opt[1], policy_params, turn
     )
 
@@ -140,7 +123,7 @@ def update(
     new_state = LearnerState(
         new_params,
         stats,
-        _target(learn, state, new_params, moved),
+        follow(learn, state, new_params, moved),
         (model_opt, policy_opt),
         moments,
         state.update_step + active,
@@ -265,58 +248,28 @@ def policy_loss_of(
     return loss, loss
 
 
-def _step(
+@replaceable
+def optimise(
     learn: LearnConfig, rate: Any, grads: Params, opt: Any, params: Params, active: jax.Array
 ) -> tuple[Params, Any, jax.Array, jax.Array]:
     """Parameters and optimiser after a step, the gradient's norm, and whether the step was made:
-    not where it is not active or the gradient is not finite.
-
-    All small leaves make it as one vector; each by itself would cost several kernels.
-    """
-    clip, moments, *rest = opt
-    decays = jax.tree.map(lambda p, d: np.full(p.shape, d), params, matrices(params))
-    # Joined not in one kernel with what makes them: it would make a sum over rows without help.
-    apart = jax.lax.optimization_barrier
-    grads = jax.tree.map(lambda g: apart(g) if g.size <= SMALL else g, grads)
-    given = grads, moments.mu, moments.nu, params, decays
-    gathered, mu, nu, old, decays = map(gather_small, given)
-    old_moments = moments._replace(mu=mu, nu=nu)
-    optimiser: Any = adam(learn, rate, decays)
-    changes, (_, new_moments, *_) = optimiser.update(gathered, (clip, old_moments, *rest), old)
-    norm = optax.tree.norm(gathered)
+    not where it is not active or the gradient is not finite."""
+    optimiser: Any = adam(learn, rate, matrices(params))
+    changes, new_opt = optimiser.update(grads, opt, params)
+    norm = optax.tree.norm(grads)
     moved = active & jnp.isfinite(norm)
-    new: Any = optax.apply_updates(old, changes)  # type: ignore[arg-type]
-    new, moments = choose(moved, (new, new_moments), (old, old_moments))
-    mu, nu = (spread_small(x, params) for x in (moments.mu, moments.nu))
-    return spread_small(new, params), (clip, moments._replace(mu=mu, nu=nu), *rest), norm, moved
+    new: Any = optax.apply_updates(params, changes)
+    new, opt = choose(moved, (new, new_opt), (params, opt))
+    return new, opt, norm, moved
 
 
-def gather_small(tree: Any) -> list[Any]:
-    """The leaves of a tree, of which all small ones are one vector, at the end."""
-    leaves = jax.tree.leaves(tree)
-    join = np.concatenate if isinstance(leaves[0], np.ndarray) else jnp.concatenate
-    small = [x.reshape(-1) for x in leaves if x.size <= SMALL]
-    return [x for x in leaves if x.size > SMALL] + ([join(small)] if small else [])
-
-
-def spread_small(gathered: list[Any], like: Any) -> Any:
-    """The tree whose leaves were gathered; it is like another one."""
-    leaves, structure = jax.tree.flatten(like)
-    ends = np.cumsum([x.size for x in leaves if x.size <= SMALL])
-    small = iter(jnp.split(gathered[-1], ends[:-1]) if len(ends) else ())
-    large = iter(gathered)
-    found = [next(small if x.size <= SMALL else large).reshape(x.shape) for x in leaves]
-    return jax.tree.unflatten(structure, found)
-
-
-def _target(learn: LearnConfig, state: LearnerState, params: Params, moved: jax.Array) -> Params:
+@replaceable
+def follow(learn: LearnConfig, state: LearnerState, params: Params, moved: jax.Array) -> Params:
     """Exponential moving average of encoder and critics, every `target_period` updates (3.6)."""
     turn = moved & (state.update_step % learn.target_period == 0)
     keep = jnp.where(turn, learn.target_momentum, 1.0)
-    old = gather_small(state.target)
-    new = gather_small({name: params[name] for name in state.target})
-    mean = jax.tree.map(lambda t, p: keep * t + (1 - keep) * p, old, new)
-    return spread_small(mean, state.target)
+    new = {name: params[name] for name in state.target}
+    return jax.tree.map(lambda t, p: keep * t + (1 - keep) * p, state.target, new)
 
 
 def choose(pick: jax.Array, new: Any, old: Any) -> Any:

@@ -1,15 +1,17 @@
 """The networks of the method: encoder h, recurrent dynamics f with projector g, reward r, twin
 critics Q, policy pi and predictor q. Written for one lane; `[...]` stands for any batch axes."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ace.method import nets
+from ace.method.noise import normal
+from ace.method.replaceable import replaceable
 from ace.method.types import Params
 from ace.settings.config import Config, LearnConfig
+
+DTYPES = {"f32": jnp.float32, "tf32": jnp.float32, "bf16": jnp.bfloat16}
 
 
 def init(rng: nets.Rng, config: Config, obs_size: int, action_size: int) -> tuple[Params, Params]:
@@ -59,35 +61,34 @@ def _critic_init(rng: nets.Rng, n_in: int, width: int) -> Params:
     return _mlp_init(rng, n_in, width, 1, zero=True) | norms
 
 
-def pad(params: Params, obs_size: int, action_size: int) -> Params:
-    """Zero rows and columns for padded observation and action dimensions.
-
-    Padded inputs are always zero, so these weights get no gradient and never move: a padded lane
-    computes what the unpadded one does. Actions stand last in every input.
-    """
-
-    def grow(w: np.ndarray, axis: int, extra: int) -> np.ndarray:
-        widths = [(0, 0)] * w.ndim
-        widths[axis] = (0, extra)
-        return np.pad(w, widths)
-
-    more_obs = obs_size - params["encoder"]["in"]["w"].shape[0]
-    more_actions = action_size - params["policy"]["out"]["w"].shape[1]
-    params = jax.tree.map(lambda x: x, params)  # new containers, same arrays
-    params["encoder"]["in"]["w"] = grow(params["encoder"]["in"]["w"], 0, more_obs)
-    params["cell"]["wi"] = grow(params["cell"]["wi"], 0, more_actions)
-    params["value"]["in"]["w"] = grow(params["value"]["in"]["w"], 1, more_actions)
-    params["policy"]["out"]["w"] = grow(params["policy"]["out"]["w"], 1, more_actions)
-    params["policy"]["out"]["b"] = grow(params["policy"]["out"]["b"], 0, more_actions)
-    if params["reward"]["in"]["w"].shape[0] > params["cell"]["wh"].shape[0]:
-        params["reward"]["in"]["w"] = grow(params["reward"]["in"]["w"], 0, more_actions)
-    return params
+def axes(config: Config) -> nets.Axes:
+    """Where observations, latents and actions meet the parameters; actions stand last."""
+    obs, action = ("obs", None), ("action", None)
+    latent, belief = ("latent", config.net.latent), ("belief", config.net.belief)
+    found: dict[tuple[str, ...], tuple] = {
+        ("encoder", "in", "w"): (-2, (obs,)),
+        ("cell", "wi"): (-2, (latent, action)),
+        ("predictor", "in", "w"): (-2, (latent,)),
+        ("value", "in", "w"): (-2, (latent, action)),
+        ("policy", "in", "w"): (-2, (latent,)),
+    }
+    if config.parity.reward_input == "all":
+        found["reward", "in", "w"] = (-2, (latent, belief, action))
+    for leaf in ("w", "b"):
+        found["policy", "out", leaf] = (-1, (action,))
+        for name in ("encoder", "projector", "predictor"):
+            found[name, "out", leaf] = (-1, (latent,))
+    return found
 
 
-def _join(size: int, *parts: jax.Array) -> jax.Array:
-    """Concatenate features in the type of the first part, and zeros up to a size."""
-    joined = jnp.concatenate([p.astype(parts[0].dtype) for p in parts], -1)
-    return jnp.pad(joined, [(0, 0)] * (joined.ndim - 1) + [(0, size - joined.shape[-1])])
+def cast(config: Config, params: Params) -> Params:
+    """Parameters as the networks of an update or a plan take them."""
+    return nets.cast(params, DTYPES[config.precision], axes(config))
+
+
+def join(*parts: jax.Array) -> jax.Array:
+    """Concatenate features in the type of the first part."""
+    return jnp.concatenate([p.astype(parts[0].dtype) for p in parts], -1)
 
 
 def encode(params: Params, obs: jax.Array) -> jax.Array:
@@ -102,15 +103,12 @@ def encode(params: Params, obs: jax.Array) -> jax.Array:
 
 def believe(params: Params, z: jax.Array, action: jax.Array, b: jax.Array | None) -> jax.Array:
     """b' = f(z, a, b); a belief that is not given is zero."""
-    p = params["cell"]
-    return nets.ln_gru(p, _join(p["wi"].shape[-2], z, action), b)
+    return nets.ln_gru(params["cell"], join(z, action), b)
 
 
+@replaceable
 def no_belief(params: Params, z: jax.Array) -> jax.Array | None:
-    """The belief before anything has happened: zeros. On a GPU none at all, which saves a product;
-    elsewhere the product costs less than compiling the first step by itself."""
-    if nets.on_gpu():
-        return None
+    """The belief before anything has happened: zeros."""
     return jnp.zeros((*z.shape[:-1], params["cell"]["wh"].shape[-2]), z.dtype)
 
 
@@ -139,20 +137,14 @@ def _norm_mlp_train(p: Params, x: jax.Array) -> tuple[jax.Array, Params]:
 def reward(params: Params, z: jax.Array, b: jax.Array, action: jax.Array, b_next: jax.Array):
     """r(z, a, b): the new belief holds all three (D1), unless the head was built for them."""
     p = params["reward"]
-    size = p["in"]["w"].shape[-2]
-    if size > b_next.shape[-1]:
-        latent = size - b.shape[-1] - action.shape[-1]  # less than z has where that is widened
-        x = _join(size, z[..., :latent], b, action)
-    else:
-        x = b_next
+    x = b_next if p["in"]["w"].shape[-2] == b_next.shape[-1] else join(z, b, action)
     return nets.dense_head(p["mid"], None, p["out"], nets.dense_elu(p["in"], x))
 
 
 def value(params: Params, z: jax.Array, action: jax.Array) -> jax.Array:
     """Q1 and Q2 of (z, a): [2, ...], float32."""
     p = params["value"]
-    x = _join(p["in"]["w"].shape[-2], z, action)
-    x = nets.twin_layer_norm(p["in"], p["norm_in"], x, "tanh")
+    x = nets.twin_layer_norm(p["in"], p["norm_in"], join(z, action), "tanh")
     return jax.vmap(nets.dense_head)(p["mid"], p["norm_mid"], p["out"], x)
 
 
@@ -170,31 +162,19 @@ def noisy_policy(params: Params, learn: LearnConfig, z: jax.Array, eps: jax.Arra
     return action + jax.lax.stop_gradient(jnp.clip(action, -edge, edge) - action)
 
 
-def move(params: Params, stats: Params, z, b, actions: jax.Array, t: Any) -> tuple:
-    """Latents z' and beliefs b' after step t of actions [H, N, A], for acting."""
-    cell, projector = params["cell"], params["projector"]
-    fused = nets.move(cell, projector, stats["projector"], z, b, actions, t)
-    if fused:
-        return fused
-    z = jnp.broadcast_to(z, (actions.shape[1], z.shape[-1]))
-    b = believe(params, z, actions[t], b)
-    return project(params, stats, b), b
-
-
+@replaceable
 def imagine(
     params: Params, stats: Params, z: jax.Array, b: jax.Array | None, actions: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Latents and beliefs [H, N, .] after every step of N sequences [H, N, A] from one latent and
-    one belief, for acting; a belief that is not given is zero."""
+    one belief, for acting; a belief that is None is zero."""
 
-    def step(carry: tuple, t: Any) -> tuple[tuple, tuple]:
-        after = move(params, stats, carry[0], carry[1], actions, t)
+    def step(carry: tuple, action: jax.Array) -> tuple[tuple, tuple]:
+        z, b = carry
+        after = move(params, stats, z, b, action)
         return after, after
 
-    start = _repeat(params, z, b, actions.shape[1])
-    if nets.on_gpu():  # one latent may stand for all there
-        start = z[None], start[1]
-    return nets.scan(step, start, np.arange(actions.shape[0]))[1]
+    return nets.scan(step, repeat(params, z, b, actions.shape[1]), actions)[1]
 
 
 def imagine_policy(
@@ -210,13 +190,20 @@ def imagine_policy(
     def step(carry: tuple, eps: jax.Array) -> tuple[tuple, tuple]:
         z, b = carry
         action = noisy_policy(params, learn, z, eps)
-        z, b = move(params, stats, z, b, action[None], 0)
+        z, b = move(params, stats, z, b, action)
         return (z, b), (action, z, b)
 
-    return nets.scan(step, _repeat(params, z, b, eps.shape[1]), eps)[1]
+    return nets.scan(step, repeat(params, z, b, eps.shape[1]), eps)[1]
 
 
-def _repeat(params: Params, z: jax.Array, b: jax.Array | None, count: int) -> tuple:
+@replaceable
+def move(params: Params, stats: Params, z, b, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Latents z' and beliefs b' [N, .] after actions [N, A], for acting."""
+    b = believe(params, z, action, b)
+    return project(params, stats, b), b
+
+
+def repeat(params: Params, z: jax.Array, b: jax.Array | None, count: int) -> tuple:
     """A latent and a belief for so many candidates."""
     start = z, no_belief(params, z) if b is None else b
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, x.shape[-1])), start)
@@ -228,6 +215,5 @@ def action_normal(key: jax.Array, shape: tuple[int, ...], mask: jax.Array) -> ja
     The action axis is drawn first, so that a real dimension gets the same numbers whatever the
     padding is.
     """
-    # By itself: where it is used, in the middle of wider rows, a GPU would take longer to draw it.
-    eps = jax.lax.optimization_barrier(jax.random.normal(key, (mask.shape[0], *shape)))
+    eps = normal(key, (mask.shape[0], *shape))
     return jnp.moveaxis(eps * jnp.reshape(mask, (-1, *(1,) * len(shape))), 0, -1)

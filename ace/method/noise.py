@@ -1,7 +1,10 @@
 """Colored noise as an exact linear map: for a given length and exponent the power-law generator
 is linear in its Gaussian draws, so one small matrix per (horizon, beta) replaces the FFT."""
 
+import jax
 import numpy as np
+
+from ace.method.replaceable import replaceable
 
 
 def colored_map(horizon: int, beta: float) -> np.ndarray:
@@ -34,3 +37,9 @@ def noise_maps(horizon: int, beta: float) -> np.ndarray:
     for h in range(1, horizon + 1):
         maps[h, :h, :h] = colored_map(h, beta)
     return maps
+
+
+@replaceable
+def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Standard normal draws."""
+    return jax.random.normal(key, shape)

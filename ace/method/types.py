@@ -16,7 +16,18 @@ class Lane(NamedTuple):
     seed: jax.Array
     config: Config
     action_mask: jax.Array  # [A] 1 for real action dimensions, 0 for padding
-    noise_map: jax.Array  # [H+1, H, H] colored-noise map for each working horizon
+    constants: Any  # what the agent made of the lane's settings, once, on the host
+
+
+class Transition(NamedTuple):
+    """One agent step of one lane, from the simulator to the replay."""
+
+    action: Any  # [A]
+    reward: Any
+    terminated: Any  # the value of what follows is zero
+    done: Any  # terminated or out of time
+    final_obs: Any  # [O] the true next observation
+    obs: Any  # [O] the one to act on next: the first of the next episode if done
 
 
 class Batch(NamedTuple):
@@ -49,23 +60,3 @@ class LearnerState(NamedTuple):
     moments: Moments
     update_step: jax.Array
     skipped: jax.Array  # updates left out because a gradient was not finite
-
-
-class PlanMemory(NamedTuple):
-    """What the planner hands to itself at the next step of an episode."""
-
-    mean: jax.Array  # [H, A]
-    elites: jax.Array  # [H, R, A] best first
-    horizon: jax.Array  # working horizon, fixed when the episode began
-    belief: jax.Array  # [D]
-
-
-class Transition(NamedTuple):
-    """One agent step of one lane; `obs` is the next one to act on, after a reset if `done`."""
-
-    action: jax.Array
-    reward: jax.Array
-    terminated: jax.Array
-    done: jax.Array
-    final_obs: jax.Array
-    obs: jax.Array

@@ -11,3 +11,4 @@ from ace.planners.contract import PLANNERS, Context, Planner, Score, register
 __all__ = ["PLANNERS", "Context", "Planner", "Score", "register"]
 
 register("icem", icem.PLANNER)
+register("cem", cem.PLANNER)

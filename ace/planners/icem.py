@@ -1,31 +1,22 @@
 """Policy-guided iCEM (Algorithm 1): sample around a mean with colored noise, add the policy's
 proposals and the best sequences found so far, keep the elites, refit, repeat."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ace.method.types import PlanMemory
+from ace.method.noise import noise_maps, normal
+from ace.planners.contract import Context, Planner, Score
 from ace.settings.config import Config, PlanConfig
 
-# Actions [H, N, A], noise [N, A] and which of them are the first proposals -> values [N].
-Score = Callable[[jax.Array, jax.Array, slice], jax.Array]
 
+class PlanMemory(NamedTuple):
+    """What the planner hands to itself at the next step of an episode."""
 
-class PlanInput(NamedTuple):
-    """What one plan depends on besides the config and the score."""
-
-    proposals: jax.Array  # [H, M, A] sequences of the policy
-    first: jax.Array  # whether an episode begins here
-    horizon: jax.Array  # working horizon, 1..H
-    std_floor: jax.Array
-    policy_fraction: jax.Array
-    noise_map: jax.Array  # [H, H] colored noise of the working horizon
-    mask: jax.Array  # [A] real action dimensions
-    key: jax.Array
+    mean: jax.Array  # [H, A]
+    elites: jax.Array  # [H, R, A] best first
 
 
 def populations(plan: PlanConfig) -> list[int]:
@@ -48,19 +39,20 @@ def reuse_count(plan: PlanConfig) -> int:
     return int(plan.elite_reuse * plan.elites)
 
 
-def init_memory(config: Config, action_size: int) -> PlanMemory:
+def init(config: Config, action_size: int) -> PlanMemory:
     """Memory before the first plan; its content is never read at the first step of an episode."""
     h, r = config.plan.horizon, reuse_count(config.plan)
-    return PlanMemory(
-        mean=jnp.zeros((h, action_size)),
-        elites=jnp.zeros((h, r, action_size)),
-        horizon=jnp.zeros((), jnp.int32),
-        belief=jnp.zeros(config.net.belief),
-    )
+    return PlanMemory(jnp.zeros((h, action_size)), jnp.zeros((h, r, action_size)))
 
 
 def plan(
-    config: Config, score: Score, memory: PlanMemory, x: PlanInput, train: bool
+    config: Config,
+    score: Score,
+    proposals: jax.Array,
+    memory: PlanMemory,
+    x: Context,
+    key: jax.Array,
+    train: bool,
 ) -> tuple[jax.Array, PlanMemory]:
     """The action to take now and the memory for the next step."""
     p, parity = config.plan, config.parity
@@ -68,20 +60,21 @@ def plan(
     if p.variant == "policy_first":
         sizes[0] = (0, sizes[0][1])
     reuse = memory.elites.shape[1]
-    # All normal numbers in one draw: many small ones cost more to compile and to launch.
-    step_noise, end_noise, act_noise, pick = draw_noise(x, p.horizon, sizes, reuse)
+    std_floor = p.std_ramp.at(p.min_std, x.agent_step, config.seed_steps)
+    policy_fraction = p.policy_ramp.at(p.policy_fraction, x.agent_step, config.seed_steps)
+    colored_noise, act_noise, pick = draw_noise(x, key, [*(n for n, _ in sizes), reuse])
     mean = jnp.where(x.first, 0.0, shift(memory.mean, x.horizon))
     std = jnp.full_like(mean, p.init_std)
     elites = shift(memory.elites, x.horizon)
     if parity.elite_tail == "sample" and reuse:
-        fresh = sample(mean, std, step_noise[-1])
+        fresh = sample(mean, std, colored_noise[-1])
         is_tail = jnp.arange(p.horizon) == x.horizon - 1
         elites = jnp.where(is_tail[:, None, None], fresh, elites)
     reusable = ~x.first
 
     for i, (n, m) in enumerate(sizes):
-        drawn = sample(mean, std, step_noise[i])
-        candidates = jnp.concatenate([drawn, x.proposals[:, :m], elites], axis=1)
+        drawn = sample(mean, std, colored_noise[i])
+        candidates = jnp.concatenate([drawn, proposals[:, :m], elites], axis=1)
         proposed = slice(n, n + m)
         if i == p.iterations - 1:
             candidates = candidates.at[:, 0].set(mean)
@@ -89,14 +82,14 @@ def plan(
         allowed = jnp.ones(candidates.shape[1], bool)
         allowed = allowed.at[n + m :].set(reusable)
         if p.variant == "mixed" and m:
-            taken = jnp.arange(m) < jnp.floor(x.policy_fraction * n)
+            taken = jnp.arange(m) < jnp.floor(policy_fraction * n)
             allowed = allowed.at[n : n + m].set(taken)
-        values = score(candidates, end_noise[i], proposed)
+        values = score(candidates, proposed, i)
         best, values = select_elites(values, allowed, p.elites)
         chosen = candidates[:, best]
         weights = elite_weights(values, p.temperature)
         first_floor = parity.first_std_floor and i == 0
-        floor = jnp.maximum(x.std_floor, p.init_std) if first_floor else x.std_floor
+        floor = jnp.maximum(std_floor, p.init_std) if first_floor else std_floor
         fitted, std = fit(chosen, weights, floor, p.max_std)
         mean = p.momentum * mean + (1 - p.momentum) * fitted
         elites = chosen[:, :reuse]
@@ -107,7 +100,7 @@ def plan(
         action = action + p.act_noise * std[0] * act_noise
     if parity.clip_action:
         action = jnp.clip(action, -1.0, 1.0)
-    return action * x.mask, PlanMemory(mean, elites, x.horizon, memory.belief)
+    return action * x.mask, PlanMemory(mean, elites)
 
 
 def shift(sequence: jax.Array, horizon: jax.Array) -> jax.Array:
@@ -116,24 +109,20 @@ def shift(sequence: jax.Array, horizon: jax.Array) -> jax.Array:
     return sequence[rows]
 
 
-def draw_noise(x: PlanInput, horizon: int, sizes: list[tuple[int, int]], reuse: int):
-    """Noise of one plan: colored [H, n, A] per iteration and for the elites' tails, white [N, A]
-    for the terminal policy of each iteration's candidates, white [A] for the action; and a uniform
-    number. Drawn action by action, so that padding leaves the real dimensions' numbers alone.
+def draw_noise(x: Context, key: jax.Array, counts: list[int]):
+    """Noise of one plan: colored [H, n, A] for each count, white [A] for the action, and a uniform
+    number. All in one draw, since many small ones cost more to compile and to launch; and action
+    by action, so that padding leaves the real dimensions' numbers alone.
     """
-    drawn = [n for n, _ in sizes] + [reuse]
-    scored = [n + m + reuse for n, m in sizes]
-    normal_key, uniform_key = jax.random.split(x.key)
-    width = sum(drawn) * horizon + sum(scored) + 1
-    eps = jax.random.normal(normal_key, (x.mask.shape[0], width)) * x.mask[:, None]
-    eps = jax.lax.optimization_barrier(eps)  # as in `model.action_normal`
-    steps = eps[:, : sum(drawn) * horizon].reshape(eps.shape[0], sum(drawn), horizon).T
-    # No matrix product: one so thin costs more than these few sums where the noise is used.
-    colored = sum(x.noise_map[:, t, None, None] * steps[t] for t in range(horizon))
-    ends = eps[:, sum(drawn) * horizon : -1].T
+    noise_map = x.constants[x.horizon]  # [H, H]
+    horizon, total = noise_map.shape[0], sum(counts)
+    normal_key, uniform_key = jax.random.split(key)
+    eps = normal(normal_key, (x.mask.shape[0], total * horizon + 1)) * x.mask[:, None]
+    steps = eps[:, :-1].reshape(eps.shape[0], total, horizon).T
+    # Sums instead of a matrix product: one so thin costs more than these where the noise is used.
+    colored = sum(noise_map[:, t, None, None] * steps[t] for t in range(horizon))
     return (
-        jnp.split(colored, np.cumsum(drawn)[:-1], axis=1),
-        jnp.split(ends, np.cumsum(scored)[:-1]),
+        jnp.split(colored, np.cumsum(counts)[:-1], axis=1),
         eps[:, -1],
         jax.random.uniform(uniform_key),
     )
@@ -174,3 +163,11 @@ def choose(how: str, pick: jax.Array, chosen: jax.Array, weights: jax.Array, mea
         return mean[0]
     index = jnp.sum(jnp.cumsum(weights) <= pick * weights.sum())
     return chosen[0, jnp.minimum(index, weights.shape[0] - 1)]
+
+
+PLANNER = Planner(
+    init=init,
+    plan=plan,
+    proposals=lambda config: max(proposal_counts(config.plan)),
+    constants=lambda config: noise_maps(config.plan.horizon, config.plan.noise_beta),
+)

@@ -24,7 +24,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-FORMAT = 1
+FORMAT = 2
 KEEP = 2
 HEADER = 2**20  # bytes that names and shapes may take in a file
 ROW_FILE = re.compile(r"[0-9]{10,}\.safetensors")
@@ -113,9 +113,12 @@ def nbytes_of(tree: Any) -> int:
     return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def fit(arrays: Mapping[str, np.ndarray], like: Any, path: Path) -> Any:
-    """Arrays as a tree whose names, shapes and types must be those of `like`."""
+def fit(arrays: Mapping[str, np.ndarray], like: Any, path: Path, names: Sequence[str] = ()) -> Any:
+    """Arrays as a tree whose shapes and types must be those of `like`, and whose names those of
+    its leaves, or `names`."""
     wanted = named_arrays(like)
+    if names:
+        wanted = dict(zip(names, wanted.values(), strict=True))
     if set(arrays) != set(wanted):
         odd = [repr(name)[:60] for name in sorted(set(arrays) ^ set(wanted))]
         raise CheckpointError(f"{path} does not fit this config: {', '.join(odd[:4])} differ")
@@ -206,9 +209,10 @@ class Checkpoints:
             if hashlib.sha256(body.encode()).hexdigest() != sealed["sha256"]:
                 raise CheckpointError(f"{path} does not match its checksum; it is damaged")
             manifest = json.loads(body)
-            if manifest["format"] != FORMAT:
+            if manifest["format"] not in (1, FORMAT):
                 raise CheckpointError(
-                    f"{path} has format {manifest['format']!r:.40}, and this version reads {FORMAT}"
+                    f"{path} has format {manifest['format']!r:.40}, and this version reads up to "
+                    f"{FORMAT}; update ace"
                 )
             if manifest["agent_step"] != step:
                 raise CheckpointError(f"{path} is not of agent step {step}")
@@ -221,15 +225,25 @@ class Checkpoints:
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path} is not a manifest ({error!r:.200})") from error
 
-    def read(self, step: int, like: Any, row: Mapping[str, Any], limit: int) -> Saved:
+    def read(
+        self,
+        step: int,
+        like: Any,
+        row: Mapping[str, Any],
+        limit: int,
+        convert: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda arrays: arrays,
+    ) -> Saved:
         """Load one checkpoint, all of it checked.
 
         `like` has the names, shapes and types of the state, `row` those of one replay row, of which
-        a file holds at most `limit`.
+        a file holds at most `limit`; `convert` may change the arrays of the state before.
         """
         manifest = self._manifest(step)
         path = self.folder / str(step) / "state.safetensors"
-        tree = fit(read_arrays(path, nbytes_of(like), manifest["state"]), like, path)
+        arrays = read_arrays(path, nbytes_of(like), manifest["state"])
+        if manifest["format"] == 1:
+            arrays, manifest["host"] = from_format_1(arrays, manifest["host"])
+        tree = fit(convert(arrays), like, path)
         files = sorted(manifest["replay"].items())
         most = limit * (nbytes_of(row) + 16)  # each lane has a start and a count beside its rows
         rows = []
@@ -241,19 +255,29 @@ class Checkpoints:
         return Saved(step, tree, rows, manifest["host"])
 
     def newest(
-        self, like: Any, row: Mapping[str, Any], limit: int, check: Callable[[Saved], None]
+        self, like: Any, row: Mapping[str, Any], limit: int, check: Callable, convert: Callable
     ) -> tuple[Saved | None, list[str]]:
         """The newest checkpoint that is whole, and what was wrong with those passed over."""
         problems: list[str] = []
         for step in reversed(self.steps()):
             try:
-                saved = self.read(step, like, row, limit)
+                saved = self.read(step, like, row, limit, convert)
                 check(saved)
             except CheckpointError as error:
                 problems.append(str(error))
             else:
                 return saved, problems
         return None, problems
+
+
+def from_format_1(
+    arrays: Mapping[str, np.ndarray], host: Mapping[str, Any]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """What format 2 holds, from format 1: the planner's memory was not apart from the agent's, no
+    evaluation could be in progress, and tasks had no named numbers."""
+    names = {f"memory.{name}": f"memory.plan.{name}" for name in ("mean", "elites")}
+    renamed = {names.get(name, name): x for name, x in arrays.items()}
+    return renamed, {"evaluating": None, "numbers": [], **host}
 
 
 def check_rows(

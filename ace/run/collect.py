@@ -1,13 +1,17 @@
 """Collecting experience: the simulators of all lanes, and the episodes they are in."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ace.engine.program import LaneSetup, Program
-from ace.envs import EnvRequest, Fault, VectorEnv
+from ace.engine.lanes import LaneSetup
+from ace.engine.program import Program
+from ace.envs import EnvRequest, EpisodeNumbers, Fault, VectorEnv, get_spec
+from ace.method.types import Transition
 from ace.settings import keys
+
+COUNTS = ("lengths", "episodes", "void", "faults")  # saved with a run, beside the returns
 
 
 class Episode(NamedTuple):
@@ -16,16 +20,17 @@ class Episode(NamedTuple):
     lane: int
     ret: float
     length: int  # environment steps
+    numbers: dict[str, float]  # the task's named numbers over the episode
 
 
 class Collected(NamedTuple):
     """What one step of all lanes gives."""
 
-    step: dict[str, np.ndarray]  # transitions, without their actions
-    obs: np.ndarray  # [L, O] to act on next
+    transition: Transition  # [L, ...]; without meaning where a simulator failed
     ended: np.ndarray  # [L] lanes whose episode ended
+    void: np.ndarray  # [L] lanes that made no step and whose running episode is to be forgotten
     episodes: list[Episode]
-    faults: Sequence[Fault]  # lanes that made no step and whose running episode is void
+    faults: Sequence[Fault]
 
 
 def train_requests(setups: Sequence[LaneSetup]) -> list[EnvRequest]:
@@ -45,11 +50,18 @@ class Collector:
 
     def __init__(self, program: Program, workers: int, awake: bool = False):
         self.repeat = program.config.action_repeat
-        sizes = (program.obs_size, program.action_size)
-        timeout = program.config.env_timeout
-        requests = train_requests(program.setups)
-        self.envs = VectorEnv(requests, workers, *sizes, timeout, awake=awake)
+        self.numbers = EpisodeNumbers([get_spec(s.task) for s in program.setups])
+        self.envs = VectorEnv(
+            train_requests(program.setups),
+            workers,
+            program.obs_size,
+            program.action_size,
+            program.config.env_timeout,
+            awake=awake,
+            numbers=self.numbers.width,
+        )
         lanes = len(program.setups)
+        self.action = np.zeros((lanes, program.action_size), np.float32)
         self.returns = np.zeros(lanes)
         self.lengths = np.zeros(lanes, int)
         self.episodes = np.zeros(lanes, int)  # number of the running episode
@@ -63,6 +75,7 @@ class Collector:
 
     def send(self, action: np.ndarray) -> None:
         """Start a step of every environment; returns at once."""
+        self.action = action
         self.envs.send(action)
 
     def rows(self, agent_step: int) -> np.ndarray:
@@ -75,26 +88,45 @@ class Collector:
         done = step.terminated | step.truncated
         self.returns += step.reward
         self.lengths += self.repeat
+        self.numbers.add(step.numbers, np.ones(len(done), bool))
         ended = [
-            Episode(int(i), float(self.returns[i]), int(self.lengths[i]))
+            Episode(int(i), float(self.returns[i]), int(self.lengths[i]), self.numbers.read(i))
             for i in np.flatnonzero(done)
         ]
-        self.returns[done], self.lengths[done] = 0.0, 0
         self.episodes += done
         self.in_a_row[done] = 0
-        failed = [f.row for f in step.faults]
+        void = np.zeros(len(done), bool)
+        void[[f.row for f in step.faults]] = True
         # This step was not made, and the episode has no end: one slot less each.
-        self.void[failed] += self.lengths[failed] // self.repeat + 1
-        self.returns[failed], self.lengths[failed] = 0.0, 0
+        self.void[void] += self.lengths[void] // self.repeat + 1
         for count in (self.episodes, self.faults, self.in_a_row):
-            count[failed] += 1
-        transition = {
-            "reward": step.reward,
-            "terminated": step.terminated,
-            "done": done,
-            "final_obs": step.final_obs,
-        }
-        return Collected(transition, step.obs, done, ended, step.faults)
+            count[void] += 1
+        over = done | void
+        self.returns[over], self.lengths[over] = 0.0, 0
+        self.numbers.reset(over)
+        transition = Transition(
+            self.action, step.reward, step.terminated, done, step.final_obs, step.obs
+        )
+        return Collected(transition, done, void, ended, step.faults)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of the running episodes, apart from their steps."""
+        counts = {name: getattr(self, name).tolist() for name in ("returns", *COUNTS)}
+        return counts | {"numbers": self.numbers.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave; the simulators are moved by `resume`."""
+        self.returns = np.array(state["returns"], float)
+        for name in COUNTS:
+            setattr(self, name, np.array(state[name], int))
+        if state["numbers"]:
+            self.numbers.load(state["numbers"])
+
+    def begin_anew(self, lane: int) -> None:
+        """Give up the running episode of a lane."""
+        self.episodes[lane] += 1
+        self.returns[lane], self.lengths[lane] = 0.0, 0
+        self.numbers.reset([lane])
 
     def close(self) -> None:
         """Stop the simulators."""

@@ -1,5 +1,6 @@
 """The console of a run: a live panel in a terminal, plain lines elsewhere."""
 
+import itertools
 import statistics
 import sys
 import time
@@ -18,6 +19,8 @@ from rich.table import Table
 REFRESH_SECONDS = 0.25
 PLAIN_SECONDS = 10.0
 RATE_SECONDS = 30.0
+STALL_SECONDS = 5.0  # longest single interval that tells a rate by itself
+STALL_FACTOR = 10.0  # an interval that is so much longer than the usual one does not count
 RECENT_EPISODES = 5
 MAX_LANE_ROWS = 16
 
@@ -53,6 +56,7 @@ class Display:
         self.total = total_env_steps
         self.views = {info.lane: LaneView() for info in lanes}
         self._counters: dict[str, np.number] = {}
+        self._status = ""
         self._quiet = quiet
         self._env_step: int | None = None
         self._samples: deque[tuple[float, int]] = deque()
@@ -85,6 +89,19 @@ class Display:
                 self._counters[name] = np.sum(np.asarray(count() if callable(count) else count))
             self._refresh(now)
 
+    def status(self, text: str) -> None:
+        """Show what goes on instead of the rate, which counts anew after it."""
+        if text == self._status:
+            return
+        self._status = text
+        self._samples.clear()
+        if self._quiet:
+            return
+        if self._live:
+            self._live.update(self.render(), refresh=True)
+        elif text:
+            self.message(f"train  {self._speed_text()}")
+
     def message(self, text: str) -> None:
         """Print a line, above the live panel if there is one."""
         if self._live:
@@ -100,7 +117,8 @@ class Display:
         label = f" ({info.label})" if info.label else ""
         self.message(
             f"eval  env step {env_step:,}  lane {info.lane}  {info.task}  seed {info.seed}{label}"
-            f"  return {_shown(view.eval_return)}  policy {_shown(view.policy_return)}"
+            f"  return {_shown(view.eval_return)}"
+            + (f"  policy {_shown(view.policy_return)}" if view.policy_return is not None else "")
         )
 
     def _refresh(self, now: float, last: bool = False) -> None:
@@ -108,8 +126,9 @@ class Display:
         self._next_refresh = now + REFRESH_SECONDS
         if self._quiet:
             return
-        self._samples.append((now, self._env_step))
-        while now - self._samples[0][0] > RATE_SECONDS and len(self._samples) > 2:
+        if not self._status:
+            self._samples.append((now, self._env_step))
+        while len(self._samples) > 2 and now - self._samples[0][0] > RATE_SECONDS:
             self._samples.popleft()
         if self._live:
             self._live.update(self.render(), refresh=True)
@@ -118,21 +137,27 @@ class Display:
             self.message("  ".join(["train", self._speed_text(), *self._counter_texts()]))
 
     def _rate(self) -> float:
-        """Environment steps per second of one lane over the recent past."""
-        if len(self._samples) < 2:
+        """Environment steps per second of one lane over the recent past, less a single stretch in
+        which no step was taken. Several such stretches belong to the run: updates in blocks."""
+        seconds = [b[0] - a[0] for a, b in itertools.pairwise(self._samples)]
+        steps = [b[1] - a[1] for a, b in itertools.pairwise(self._samples)]
+        if not seconds or (len(seconds) == 1 and seconds[0] > STALL_SECONDS):
             return 0.0
-        (start, first), (end, last) = self._samples[0], self._samples[-1]
-        return max(last - first, 0) / max(end - start, 1e-9)
+        usual = sorted(seconds)[(len(seconds) - 1) // 2]
+        stalls = [i for i, length in enumerate(seconds) if length > STALL_FACTOR * usual]
+        if len(stalls) == 1:
+            del seconds[stalls[0]], steps[stalls[0]]
+        return max(sum(steps), 0) / max(sum(seconds), 1e-9)
 
     def _speed_text(self) -> str:
         done, rate = self._env_step or 0, self._rate()
         percent = 100 * done / max(self.total, 1)
+        text = f"env step {done:,} / {self.total:,} ({percent:.1f}%)  "
+        if self._status:
+            return text + self._status
         left = _duration(max(self.total - done, 0) / rate) if rate else "?"
         crowd = f" ({rate * len(self.lanes):,.0f} all lanes)" if len(self.lanes) > 1 else ""
-        return (
-            f"env step {done:,} / {self.total:,} ({percent:.1f}%)  "
-            f"{rate:,.0f} steps/s{crowd}  {left} left"
-        )
+        return text + f"{rate:,.0f} steps/s{crowd}  {left} left"
 
     def _counter_texts(self) -> list[str]:
         counters = self._counters.items()
@@ -143,7 +168,7 @@ class Display:
         bar = ProgressBar(total=max(self.total, 1), completed=self._env_step or 0, width=76)
         many = len(self.lanes) > MAX_LANE_ROWS
         table = self._task_table() if many else self._lane_table()
-        parts: list[RenderableType] = [self._speed_text(), Padding(bar, 0), table]
+        parts: list[RenderableType] = [escape(self._speed_text()), Padding(bar, 0), table]
         if counters := self._counter_texts():
             parts.append("[yellow]" + escape("  ".join(counters)) + "[/yellow]")
         return Group(*parts)
@@ -151,7 +176,7 @@ class Display:
     def _lane_table(self) -> Table:
         labelled = any(info.label for info in self.lanes)
         names = ["lane", "task", "seed", *(["settings"] if labelled else [])]
-        table = _table(names, ["train return", "planner", "policy"])
+        table = _table(names, ["train return", "eval return", "policy alone"])
         for info in self.lanes:
             view = self.views[info.lane]
             who = [str(info.lane), escape(info.task), str(info.seed)]
@@ -161,7 +186,7 @@ class Display:
         return table
 
     def _task_table(self) -> Table:
-        table = _table(["task", "lanes"], ["train return", "planner", "policy"])
+        table = _table(["task", "lanes"], ["train return", "eval return", "policy alone"])
         for task in dict.fromkeys(info.task for info in self.lanes):
             views = [self.views[info.lane] for info in self.lanes if info.task == task]
             columns = zip(

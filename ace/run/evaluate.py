@@ -1,18 +1,19 @@
-"""Evaluation of planner and policy, in environments and with seeds of their own."""
+"""Evaluation of an agent and of its policy alone, in environments and with seeds of their own."""
 
+import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ace.engine.packing import Packed
 from ace.engine.program import Program
-from ace.envs import EnvError, EnvRequest, VectorEnv, get_spec, make
+from ace.envs import EnvError, EnvRequest, EpisodeNumbers, VectorEnv, get_spec, make
 from ace.settings import keys
 
 PHASES = 4, 8, 16  # of a round, least, usual and most: choose, send, leave time, receive
+WAIT = 0.001  # seconds between two looks at simulators that are waited for
 RESET = 64  # calls before the first round, while the simulators begin their episodes
 Act = Callable[[np.ndarray, int], jax.Array]  # observations [L, E, O] and the step: actions
 
@@ -20,9 +21,10 @@ Act = Callable[[np.ndarray, int], jax.Array]  # observations [L, E, O] and the s
 class Evaluation(NamedTuple):
     """Means over a lane's evaluation episodes."""
 
-    ret: float
-    policy_ret: float
-    length: float  # environment steps of the planner's episodes
+    ret: float  # of what the agent plays first: the agent itself, or its policy
+    policy_ret: float | None  # of the policy alone, if the agent has one that is played
+    length: float  # environment steps
+    numbers: dict[str, float]  # the task's named numbers
 
 
 def phases(program: Program) -> int:
@@ -41,8 +43,8 @@ def phases(program: Program) -> int:
 class Evaluator:
     """Evaluation environments of every lane, kept between evaluations.
 
-    Planner and policy play at the same time, each in environments of its own but from the same
-    seeds: the policy's simulators run while the device plans.
+    The agent and its policy play at the same time, each in environments of its own but from the
+    same seeds: the policy's simulators run while the device plans.
     """
 
     def __init__(self, program: Program, episodes: int, workers: int):
@@ -57,33 +59,37 @@ class Evaluator:
             for i, s in enumerate(program.setups)
             for e in range(episodes)
         ]
-        sizes = (program.obs_size, program.action_size)
-        self.ask = [program.asking(episodes) for _ in ("planner", "policy")]
-        self.envs: list[VectorEnv] = []
-        for _ in ("planner", "policy"):
-            timeout = program.config.env_timeout
-            # The training's simulators come first.
-            self.envs.append(VectorEnv(requests, workers, *sizes, timeout, background=True))
+        self.specs = [get_spec(request.task) for request in requests]
+        self.ask = {who: program.asking(episodes) for who in program.agent.plays}
+        self.envs: dict[str, VectorEnv] = {}
+        for who in program.agent.plays:
+            self.envs[who] = VectorEnv(
+                requests,
+                workers,
+                program.obs_size,
+                program.action_size,
+                program.config.env_timeout,
+                background=True,  # the training's simulators come first
+                numbers=max(len(spec.numbers) for spec in self.specs),
+            )
 
-    def _actors(self, learner: Packed, agent_step: int) -> list[Act]:
-        """The planner and the policy."""
-        program, memory = self.program, self.program.init_memory(self.episodes)
-        of_planner, of_policy = self.ask
+    def _actor(self, who: str, acting: Any, agent_step: int) -> Act:
+        """The agent or its policy, as a function of observations and the step."""
+        program, ask, memory = self.program, self.ask[who], self.program.memory(self.episodes)
 
-        def plan(obs: np.ndarray, count: int) -> jax.Array:
+        def agent(obs: np.ndarray, count: int) -> jax.Array:
             nonlocal memory
-            asked = of_planner(obs, count, agent_step)
-            action, memory = program.act_eval(program.lane, learner, memory, asked)
+            action, memory = program.act_eval(acting, memory, ask(obs, count, agent_step))
             return action
 
         def policy(obs: np.ndarray, count: int) -> jax.Array:
-            return program.act_policy(program.lane, learner, of_policy(obs, count, agent_step))
+            return program.act_policy(acting, ask(obs, count, agent_step))
 
-        return [plan, policy]
+        return agent if who == "agent" else policy
 
-    def begin(self, learner: Packed, agent_step: int) -> None:
-        """Start to evaluate a learner, whose arrays must stay until the end."""
-        self._given, self._attempt = (learner, agent_step), 0
+    def begin(self, acting: Any, agent_step: int) -> None:
+        """Start to evaluate agents, whose arrays must stay until the end."""
+        self._given, self._attempt = (acting, agent_step), 0
         self._start()
 
     def _start(self) -> None:
@@ -91,13 +97,13 @@ class Evaluator:
         seeds = self.seeds if self._attempt < 2 else None
         self._phase = -RESET
         self._players = [
-            _Player(envs, act, seeds, self)
-            for envs, act in zip(self.envs, self._actors(*self._given), strict=True)
+            _Player(envs, self._actor(who, *self._given), seeds, self)
+            for who, envs in self.envs.items()
         ]
 
     @property
     def rounds(self) -> int:
-        """Steps that the planner has made in its episodes."""
+        """Steps that have been made in the episodes."""
         return self._players[0].count
 
     @property
@@ -105,19 +111,17 @@ class Evaluator:
         """Whether the next call begins a round."""
         return self._phase == 0
 
-    def advance(self, wait: bool = False) -> list[Evaluation] | None:
-        """Go one phase on, unless that would `wait` for simulators; the results when there are all
+    def advance(self) -> list[Evaluation] | None:
+        """Go one phase on, unless that would wait for simulators; the results when there are all
         of them.
 
         A round of actions takes `phases` calls or more: with other work between them, the device
         has computed the actions when they are asked for. All is played again if a simulator fails.
         """
-        planner, policy = self._players
-        if self._phase in (-1, self.phases - 1) and not (
-            wait or (planner.ready() and policy.ready())
-        ):
+        players = self._players
+        if self._phase in (-1, self.phases - 1) and not all(p.ready() for p in players):
             return None
-        for player in (policy, planner):  # a plan would be in the way of the policy's action
+        for player in reversed(players):  # a plan would be in the way of the policy's action
             if self._phase == -1:
                 player.watch()
             elif self._phase == 0:
@@ -127,41 +131,58 @@ class Evaluator:
             elif self._phase == self.phases - 1:
                 player.recv()
         self._phase = self._phase + 1 if self._phase < 0 else (self._phase + 1) % self.phases
-        failure = planner.failure or policy.failure
+        failure = next((p.failure for p in players if p.failure), "")
         if failure:
             self._attempt += 1
             if self._attempt == self.program.config.fault_limit:
                 raise EnvError(failure)
             self._start()
-        elif not (planner.running.any() or policy.running.any()):
-            rows = zip(planner.returns, policy.returns, planner.lengths, strict=True)
-            return [Evaluation(*(float(x.mean()) for x in row)) for row in rows]
+        elif not any(p.running.any() for p in players):
+            return self._results()
         return None
 
-    def finish(self) -> list[Evaluation]:
-        """Play to the end."""
-        while (results := self.advance(wait=True)) is None:
-            pass
-        return results
+    def _results(self) -> list[Evaluation]:
+        played = dict(zip(self.envs, self._players, strict=True))
+        main, policy = self._players[0], played.get("policy")
+        return [
+            Evaluation(
+                float(main.returns[lane].mean()),
+                None if policy is None else float(policy.returns[lane].mean()),
+                float(main.lengths[lane].mean()),
+                main.mean_numbers(lane),
+            )
+            for lane in range(len(self.program.setups))
+        ]
 
-    def run(self, learner: Packed, agent_step: int) -> list[Evaluation]:
+    def finish(self, check: Callable[[], None] = lambda: None) -> list[Evaluation]:
+        """Play to the end; `check` is called again and again, and may raise."""
+        while True:
+            before = self._phase, self.rounds
+            if (results := self.advance()) is not None:
+                return results
+            check()
+            if (self._phase, self.rounds) == before:
+                time.sleep(WAIT)  # and leave the processor to the simulators
+
+    def run(self, acting: Any, agent_step: int) -> list[Evaluation]:
         """Evaluate every lane."""
-        self.begin(learner, agent_step)
+        self.begin(acting, agent_step)
         return self.finish()
 
     def close(self) -> None:
         """Stop the simulators."""
-        for envs in self.envs:
+        for envs in self.envs.values():
             envs.close()
 
 
 class _Player:
-    """One of the two that play, in the middle of its episodes."""
+    """The agent or its policy in the middle of its episodes."""
 
     def __init__(self, envs: VectorEnv, act: Act, seeds: list[int] | None, of: Evaluator):
         self.envs, self.act = envs, act
         self.shape = (len(of.program.setups), of.episodes)
         self.repeat = of.program.config.action_repeat
+        self.numbers = EpisodeNumbers(of.specs)
         envs.begin_reset(seeds)
         self.obs = np.zeros(0)
         self.returns, self.lengths = np.zeros(self.shape), np.zeros(self.shape)
@@ -196,29 +217,39 @@ class _Player:
             self.failure = f"{step.faults[0].text}\n{where}"
         self.returns += np.where(self.running, step.reward.reshape(self.shape), 0.0)
         self.lengths += self.running * self.repeat
+        self.numbers.add(step.numbers, self.running.reshape(-1))
         self.running &= ~(step.terminated | step.truncated).reshape(self.shape)
         self.obs, self.count = step.obs, self.count + 1
 
+    def mean_numbers(self, lane: int) -> dict[str, float]:
+        """The task's named numbers, as means over a lane's episodes."""
+        episodes = self.shape[1]
+        rows = [self.numbers.read(lane * episodes + e) for e in range(episodes)]
+        return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
-def film(program: Program, learner: Packed, agent_step: int) -> list[np.ndarray]:
-    """Pictures of one planned episode of a program's first lane."""
-    tree = jax.tree.map(lambda x: np.asarray(x[:1]), program.learner_tree(learner))
-    # A program of its own: no other lane is planned for, and learners are packed by their number.
+
+def film(program: Program, acting: Any, agent_step: int) -> list[np.ndarray]:
+    """Pictures of one episode of a program's first lane."""
+    tree = jax.tree.map(lambda x: np.asarray(x[:1]), program.acting_tree(acting))
+    # A program of its own, so that no other lane is planned for.
     program = Program(
         program.agent_name, program.setups[:1], (program.obs_size, program.action_size)
     )
-    learner = jax.device_put(program.learners.pack(tree))
-    setup = program.setups[0]
+    acting, setup = program.put_acting(tree), program.setups[0]
     seed = keys.host_seed(setup.seed, "eval_env", 0)
     env = make(setup.task, seed, setup.config.action_repeat, render=True)
-    memory, ask = program.init_memory(1), program.asking(1)
+    memory, ask = program.memory(1), program.asking(1)
+    plans = "agent" in program.agent.plays
     frames, done, count = [], False, 0
     obs = env.reset(seed)
     more = program.obs_size - obs.shape[0]
     while not done:
         frames.append(env.render())
-        asked = ask(np.pad(obs, (0, more))[None, None], count, agent_step)
-        action, memory = program.act_eval(program.lane, learner, memory, asked)
+        question = ask(np.pad(obs, (0, more))[None, None], count, agent_step)
+        if plans:
+            action, memory = program.act_eval(acting, memory, question)
+        else:
+            action = program.act_policy(acting, question)
         step = env.step(np.asarray(action)[0, 0, : setup.sizes[1]])
         obs, done, count = step.obs, step.terminated or step.truncated, count + 1
     env.close()

@@ -4,27 +4,27 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from ace.engine.packing import Packed
 from ace.engine.program import BLOCK, Program, RunState
 from ace.engine.resources import check_memory, count_workers, replay_capacity, spare_cores
 from ace.envs import EnvError, Fault
 from ace.run import checkpoint, resume
-from ace.run.agent_file import save_agents
+from ace.run.agent_file import load_agents, save_agents
 from ace.run.collect import Collector
-from ace.run.evaluate import Evaluator
-from ace.run.record import LaneInfo, Recorder, versions, write_json
+from ace.run.evaluate import Evaluation, Evaluator
+from ace.run.record import LaneInfo, Recorder, read_csv, versions, write_json
 from ace.run.request import Run
 from ace.settings.config import ConfigError
+
+BURST = 256  # updates at once that take so long that a signal must be heard between them
 
 
 class Stopped(Exception):
@@ -36,24 +36,26 @@ class Stopped(Exception):
 
 
 def train(run: Run) -> RunState:
-    """Train all lanes of a run to the end of their budget, from where it stands; the state that is
-    returned is not packed."""
+    """Train all lanes of a run to the end of their budget, from where it stands, and give its
+    final state."""
     if not 0 <= run.save_minutes < math.inf:
         raise ConfigError(f"save_minutes is {run.save_minutes}; it must be at least 0")
+    capacity = replay_capacity(run.setups)
+    stored = check_memory(run.agent, run.setups, capacity)
     program = Program(run.agent, run.setups)
     config = program.config
-    capacity = replay_capacity(run.setups)
-    stored = len(run.setups) * check_memory(program, capacity, len(run.setups))
     with writable(run.folder), resume.lock(run.folder):
         write_json(run.folder / "config.json", run.describe())
-        write_json(run.folder / "versions.json", versions() | {"precision": config.precision})
         with closing(Loop(run, program, capacity)) as loop, loop.recorder:
             loop.recorder.message(
                 f"{len(run.setups)} lane(s) on {jax.devices()[0].device_kind}, "
                 f"{config.precision}; replay {stored / 2**20:.1f} MiB; "
                 f"{count_workers(config, len(run.setups))} simulator process(es)"
             )
-            return program.unpack(loop.run())
+            for note in run.notes:
+                loop.recorder.message(note)
+            loop.write_versions()
+            return program.trees(loop.run())
 
 
 @contextmanager
@@ -84,17 +86,19 @@ class Loop:
         workers = count_workers(self.config, 4 * lanes * self.config.eval_episodes)
         self.workers = -(-workers // 4)
         self.evaluator: Evaluator | None = None
-        self.evaluated_step: int | None = None  # agent step of the evaluation in progress
+        self.evaluating: int | None = None  # agent step of the evaluation in progress
         self.compiling: list[threading.Thread] = []
         self.writer = ThreadPoolExecutor(1)
         self.writing: Future[None] = self.writer.submit(lambda: None)  # the agents' file
-        self.arrived: dict[str, np.ndarray] | None = None  # the transitions not yet stored
         self.random: np.ndarray | None = None  # [L, BLOCK, A] actions of the seed phase
         self.save_seconds = 60 * run.save_minutes
-        self.signum = 0
+        self.signum, self.said_kernels = 0, False
         self.steps = self.config.agent_steps
         self.last_env_step = self.steps * self.config.action_repeat
-        if checkpoint.Checkpoints(run.folder).steps()[-1:] != [self.steps]:
+        saved = checkpoint.Checkpoints(run.folder).steps()
+        if not saved:
+            _ = program.new_learners
+        if saved[-1:] != [self.steps]:
             self.compiling = program.compile_ahead(capacity)
         try:
             workers = count_workers(self.config, lanes)
@@ -113,25 +117,31 @@ class Loop:
         program, lanes = self.program, len(self.program.setups)
         found = self.keeper.load(self.collector)
         if found is None:
-            self.obs, self.first = self.collector.reset(), np.ones(lanes, bool)
-            self.state = program.init_state(self.obs, capacity)
+            obs, first = self.collector.reset(), np.ones(lanes, bool)
+            self.state = program.init_state(obs, capacity)
+            nothing = np.zeros(lanes, int)
             start = resume.Progress(
-                0,
-                min(self.config.eval_every, self.last_env_step),
-                np.zeros(lanes, int),
-                np.zeros(lanes, bool),
-                None,
+                0, self._next_evaluation(0), None, nothing, nothing.astype(bool), None
             )
             notes = []
         else:
             self.state, start, notes = found
             store = self.state.replay
-            self.obs = np.asarray(store.obs[np.arange(lanes), store.cursor])
-            self.first = np.asarray(store.length == 0)
+            obs = np.asarray(store.obs[np.arange(lanes), store.cursor])
+            first = np.asarray(store.length == 0)
             notes.append(f"continued at env step {start.agent_step * self.config.action_repeat}")
         self.agent_step, self.next_evaluation = start.agent_step, start.next_evaluation
         self.owed, self.ended, self.metrics = start.owed, start.ended, start.metrics
-        if self.agent_step == self.steps:
+        # Neither on the grid nor the run's end: the run has become longer since.
+        if self.next_evaluation > self.env_step and not (
+            self.next_evaluation % self.config.eval_every == 0
+            or self.next_evaluation in (self.last_env_step, self.last_env_step + 1)
+        ):
+            self.next_evaluation = self._next_evaluation(self.env_step)
+        self.obs = obs
+        self.message = self.send(first)
+        pending = self._pending_evaluation(run.folder, start.evaluating)
+        if self.agent_step == self.steps and pending is None:
             notes.append("the run is finished")
         labels = zip(run.setups, run.labels, strict=True)
         self.recorder = Recorder(
@@ -140,17 +150,58 @@ class Loop:
             self.config.env_steps,
             run.tensorboard,
             run.quiet,
-            metric_names=(*program.agent.METRICS, "faults"),
-            resume_at=start.agent_step * self.config.action_repeat,
+            metric_names=(*program.agent.metrics, "faults"),
+            numbers=self.collector.numbers.names,
+            resume_at=self.env_step,
+            evaluations_until=self.env_step
+            if pending is None
+            else pending * self.config.action_repeat - 1,
         )
         for note in notes:
             self.recorder.message(note)
+        if pending is not None:
+            self._resume_evaluation(pending)
+
+    def _next_evaluation(self, env_step: int) -> int:
+        """The first env step after this one at which agents are evaluated."""
+        every = self.config.eval_every
+        return min((env_step // every + 1) * every, self.last_env_step)
+
+    def _pending_evaluation(self, folder: Path, evaluating: int | None) -> int | None:
+        """The agent step of an evaluation that was broken off, unless its results are there."""
+        path = folder / "eval.csv"
+        if evaluating is None:
+            return None
+        env_step = evaluating * self.config.action_repeat
+        rows = read_csv(path) if path.exists() else []
+        done = sum(row["env_step"] == env_step for row in rows)
+        return None if done == len(self.program.setups) else evaluating
+
+    def _resume_evaluation(self, evaluating: int) -> None:
+        """Begin a broken-off evaluation again, with the agents as they were saved for it."""
+        try:
+            acting, agent_step = load_agents(self.folder, self.program)
+        except checkpoint.CheckpointError as error:
+            acting, agent_step = None, None
+            self.recorder.message(str(error))
+        if agent_step == evaluating:
+            self._start_evaluation(acting, evaluating)
+        else:
+            env_step = evaluating * self.config.action_repeat
+            self.recorder.message(f"the evaluation at env step {env_step} is lost")
 
     def close(self) -> None:
         """Stop the simulators, and what still compiles."""
         self.program.stop.set()
         self.writer.shutdown()
+        if self.evaluator:
+            self.evaluator.close()
         self.collector.close()
+
+    def write_versions(self, more: dict[str, Any] | None = None) -> None:
+        """Write what the results depend on."""
+        found = {"precision": self.config.precision, "kernels": self.config.kernels}
+        write_json(self.folder / "versions.json", versions() | found | (more or {}))
 
     @property
     def env_step(self) -> int:
@@ -160,54 +211,74 @@ class Loop:
     def run(self) -> RunState:
         """All agent steps that are left of the budget."""
         last_save = time.monotonic()
-        try:
-            with self.signals():
-                if self.env_step >= self.next_evaluation:  # it failed, and the run was continued
+        finished = self.agent_step == self.steps and self.evaluating is None
+        with self.signals():
+            if self.env_step >= self.next_evaluation:  # it failed, and the run was continued
+                self.begin_evaluation()
+            while self.agent_step < self.steps:
+                self.wait_for_compiler()
+                if self.due().max() > BURST:
+                    self.save()  # so that a signal can end the burst without waiting for its end
+                self.step()
+                self.recorder.progress(
+                    self.env_step,
+                    skipped_updates=self.skipped,
+                    simulator_faults=self.collector.faults,
+                    updates_ahead=0,
+                )
+                if self.env_step >= self.next_evaluation:
                     self.begin_evaluation()
-                while self.agent_step < self.steps:
-                    self.step(self.agent_step)
-                    self.recorder.progress(
-                        self.env_step,
-                        skipped_updates=self.skipped,
-                        simulator_faults=self.collector.faults,
-                        updates_ahead=0,
-                    )
-                    # A save plays the evaluation in progress to its end; where there is time, it
-                    # waits for that.
-                    waited = time.monotonic() - last_save
-                    evaluate = self.env_step >= self.next_evaluation
-                    idle = self.evaluated_step is None or evaluate
-                    due = waited > (1 if idle else 2) * self.save_seconds > 0
-                    if due:
-                        self.save()
-                        last_save = time.monotonic()
-                    if evaluate:
-                        self.begin_evaluation()
-                    self.advance_evaluation()
-                    self.keeper.check()
-                    if self.signum or self.agent_step == self.steps:
-                        self.save()
-                    if self.signum and self.agent_step < self.steps:
-                        self.keeper.wait()
-                        raise Stopped(self.signum, self.folder, self.env_step)
-                if self.evaluated_step is not None:  # begun above, after the last step
+                self.advance_evaluation()
+                self.keeper.check()
+                if 0 < self.save_seconds < time.monotonic() - last_save:
                     self.save()
-                self.keeper.wait()
-        finally:
-            self.writer.shutdown()
-            if self.evaluator:
-                self.evaluator.close()
+                    last_save = time.monotonic()
+                self.stop_if_asked()
+            self.finish_evaluation()
+            if not finished:
+                self.save()
+            self.keeper.wait()
         return self.state
+
+    def wait_for_compiler(self) -> None:
+        """Wait until the functions of a learning step are compiled, and say so."""
+        if self.agent_step < self.config.seed_steps or self.said_kernels:
+            return
+        begun = time.monotonic()
+        while (names := self.program.waiting()) and any(t.is_alive() for t in self.compiling):
+            self.recorder.status(f"compiling {' and '.join(names)}")
+            self.stop_if_asked()
+            time.sleep(0.1)
+        self.recorder.status("")
+        self.said_kernels = True
+        if jax.default_backend() == "gpu":
+            off = "fused kernels: off"
+            line = self.program.kernels.line() if self.program.table else off
+            self.recorder.message(f"{line} (waited {time.monotonic() - begun:.1f} s for them)")
+            report = self.program.kernels
+            used = {"kernels_used": sorted(report.used), "kernels_unused": report.unused()}
+            self.write_versions(used)
 
     def save(self) -> None:
         """Write a checkpoint, in the background."""
-        self.advance_evaluation(to_the_end=True)  # a checkpoint holds no evaluation
         self.writing.result()
-        self.settle()
         at = resume.Progress(
-            self.agent_step, self.next_evaluation, self.owed.copy(), self.ended, self.metrics
+            self.agent_step,
+            self.next_evaluation,
+            self.evaluating,
+            self.owed.copy(),
+            self.ended,
+            self.metrics,
         )
         self.keeper.save(self.state, at, self.collector)
+
+    def stop_if_asked(self) -> None:
+        """End the run with its state saved, if a signal asked for that."""
+        if not self.signum or (self.agent_step == self.steps and self.evaluating is None):
+            return
+        self.save()
+        self.keeper.wait()
+        raise Stopped(self.signum, self.folder, self.env_step)
 
     @contextmanager
     def signals(self) -> Iterator[None]:
@@ -228,69 +299,47 @@ class Loop:
             for s, handler in old.items():
                 signal.signal(s, handler)
 
-    def step(self, agent_step: int) -> None:
+    def step(self) -> None:
         """One agent step of every lane; the updates run while the simulators do."""
-        program, config = self.program, self.config
-        learner, memory, store = self.state
-        due, first = self.due(agent_step), self.first | (agent_step == config.seed_steps)
-        given = self.give(agent_step, first=first, active=due > 0)
+        program, config, agent_step = self.program, self.config, self.agent_step
+        due = self.due()
         if agent_step < config.seed_steps:
-            chosen = self.random_action(agent_step)
-            self.collector.send(chosen)
-            learner, store = self.learn(learner, store, given, due, agent_step)
+            self.collector.send(self.random_action(agent_step))
         else:
-            action, memory = program.act(program.lane, learner, memory, given)
-            # The rest of the device's work is queued before the action is there, so that it never
-            # waits for the host.
-            learner, store = self.learn(learner, store, given, due, agent_step)
-            chosen = np.asarray(action)
-            self.collector.send(chosen)
-        self.state = RunState(learner, memory, store)
+            action, self.state = program.act(self.state, self.message)
+            # Queue the updates before the action is there, so that the device never waits for the
+            # host.
+            self.learn(due)
+            self.collector.send(np.asarray(action))
         got = self.collector.recv()
-        self.arrived = got.step | {"action": chosen}
-        void = np.zeros(len(program.setups), bool)
-        void[[f.row for f in got.faults]] = True
-        self.obs, self.first, self.ended = got.obs, got.ended | void, got.ended
+        self.owed = self.owed - due + config.learn.updates_per_step
+        self.agent_step, self.ended, self.obs = agent_step + 1, got.ended, got.transition.obs
+        self.message = self.send(got.ended | got.void, got.transition)
+        self.state = program.add(self.state, self.message)
         if got.faults:
-            self.settle()
-            dropped = program.drop(self.state.replay, jnp.asarray(void))
-            self.state = self.state._replace(replay=dropped)
-            self.keeper.rewind(self.collector.rows(agent_step + 1))
-        self.owed = self.owed + config.learn.updates_per_step
-        self.agent_step = agent_step + 1
+            self.state = program.drop(self.state, got.void)
+            self.keeper.rewind(self.collector.rows(self.agent_step))
         if got.episodes:
             metrics = () if self.metrics is None else np.asarray(self.metrics).T
             for e in got.episodes:
-                named = zip(program.agent.METRICS, metrics, strict=False)  # none before an update
+                named = zip(program.agent.metrics, metrics, strict=False)  # none before an update
                 mine = {name: float(x[e.lane]) for name, x in named}
                 mine["faults"] = int(self.collector.faults[e.lane])
-                self.recorder.episode(e.lane, self.env_step, e.ret, e.length, mine)
+                self.recorder.episode(e.lane, self.env_step, e.ret, e.length, mine, e.numbers)
         if got.faults:
             self.report(got.faults)
+
+    def send(self, first: np.ndarray, transition: Any = None) -> Any:
+        """Put on the device what the next step needs."""
+        first = first | (self.agent_step == self.config.seed_steps)
+        return self.program.send(self.agent_step, self.obs, first, self.due() > 0, transition)
 
     def random_action(self, agent_step: int) -> np.ndarray:
         """Actions of the seed phase, which are drawn for many steps at once."""
         at = agent_step % BLOCK
         if at == 0 or self.random is None:
-            drawn = self.program.act_seed(self.program.lane, np.int32(agent_step - at))
-            self.random = np.asarray(drawn)
+            self.random = self.program.random_actions(agent_step - at)
         return self.random[:, at]
-
-    def give(self, agent_step: int, **more: np.ndarray) -> Packed:
-        """Put the last transitions, and what else a step needs, on the device."""
-        return self.program.give(agent_step, obs=self.obs, **(self.arrived or {}), **more)
-
-    def settle(self) -> None:
-        """Store the transitions that arrived last, which otherwise wait for the next step."""
-        self.state = self.state._replace(
-            replay=self.stored(self.state.replay, self.give(self.agent_step))
-        )
-
-    def stored(self, store: Any, given: Packed) -> Any:
-        """The replay with the transitions that arrived last."""
-        if self.arrived:
-            store, self.arrived = self.program.add(store, given), None
-        return store
 
     def report(self, faults: Sequence[Fault]) -> None:
         """Say which simulators were replaced; stop the run where that does not help."""
@@ -311,69 +360,78 @@ class Loop:
         saved = f"stopped and saved at env step {self.env_step}; `ace resume {self.folder}` goes on"
         raise EnvError(f"{reason}\n{saved}")
 
-    def due(self, agent_step: int) -> np.ndarray:
+    def due(self) -> np.ndarray:
         """Updates [L] to make now: all that are owed, or, in blocks, those of lanes whose episode
         ended with the step before; none while actions are random."""
-        if agent_step < self.config.seed_steps:
+        if self.agent_step < self.config.seed_steps:
             return np.zeros_like(self.owed)
         block = self.config.learn.update_mode == "block"
         return np.where(self.ended, self.owed, 0) if block else self.owed.copy()
 
-    def learn(
-        self, learner: Packed, store: Any, given: Packed, due: np.ndarray, agent_step: int
-    ) -> tuple[Packed, Any]:
-        """Store what arrived last, then make the updates that are due."""
-        store = self.stored(store, given)
+    def learn(self, due: np.ndarray) -> None:
+        """Make the updates that are due."""
+        message = self.message
         for i in range(due.max()):
             if i and i in due:  # some lane has made all of its updates
-                given = self.program.give(agent_step, active=due > i)
-            learner, store, self.metrics = self.program.update(
-                self.program.lane, learner, store, given
-            )
+                message = self.program.send(self.agent_step, self.obs, active=due > i)
+            self.state, self.metrics = self.program.update(self.state, message)
             if i % 64 == 63:  # let neither the queue of the device nor the console run far apart
                 jax.block_until_ready(self.metrics)
-                env_step = agent_step * self.config.action_repeat
-                self.recorder.progress(env_step, updates_ahead=int(due.max()) - i - 1)
-        self.owed = self.owed - due
-        return learner, store
+                self.recorder.progress(self.env_step, updates_ahead=int(due.max()) - i - 1)
+                if self.signum and due.max() > BURST:  # `run` has saved before
+                    self.keeper.wait()
+                    raise Stopped(self.signum, self.folder, self.env_step)
 
     def skipped(self) -> Any:
-        """Updates [L] left out so far."""
-        if self.metrics is None:
+        """Updates [L] left out so far, if the agent counts them."""
+        names = self.program.agent.metrics
+        if self.metrics is None or "skipped_updates" not in names:
             return 0
-        return np.asarray(self.metrics)[:, self.program.agent.METRICS.index("skipped_updates")]
+        return np.asarray(self.metrics)[:, names.index("skipped_updates")]
 
     def begin_evaluation(self) -> None:
         """Save the agents and start to evaluate them, beside the training that goes on."""
-        self.advance_evaluation(to_the_end=True)
-        learner = self.program.copy(self.state.learner)
+        self.finish_evaluation()
+        acting = self.program.acting(self.state)
         self.writing.result()
         self.writing = self.writer.submit(
-            save_agents, self.folder, self.program, learner, self.agent_step
+            save_agents, self.folder, self.program, acting, self.agent_step
         )
-        try:
-            if self.evaluator is None:
-                self.evaluator = Evaluator(self.program, self.config.eval_episodes, self.workers)
-            self.evaluator.begin(learner, self.agent_step)
-        except EnvError as error:
-            self.give_up(str(error))
-        self.evaluated_step = self.agent_step
+        self._start_evaluation(acting, self.agent_step)
         following = min(self.next_evaluation + self.config.eval_every, self.last_env_step)
         self.next_evaluation = following if self.agent_step < self.steps else following + 1
 
-    def advance_evaluation(self, to_the_end: bool = False) -> None:
-        """Go on with the evaluation in progress, if there is one."""
-        if self.evaluated_step is None or self.evaluator is None:
-            return
-        env_step = self.evaluated_step * self.config.action_repeat
+    def _start_evaluation(self, acting: Any, agent_step: int) -> None:
         try:
-            results = self.evaluator.finish() if to_the_end else self.evaluator.advance()
+            if self.evaluator is None:
+                self.evaluator = Evaluator(self.program, self.config.eval_episodes, self.workers)
+            self.evaluator.begin(acting, agent_step)
         except EnvError as error:
-            self.evaluated_step, lost = None, "its result is lost"
-            if env_step == self.env_step:
-                self.next_evaluation, lost = env_step, "it will be made again"
-            self.give_up(f"the evaluation at env step {env_step} failed, {lost}: {error}")
-        for lane, e in enumerate(results or ()):
-            self.recorder.evaluation(lane, env_step, e.ret, e.policy_ret, e.length)
-        if results:
-            self.evaluated_step = None
+            self.give_up(str(error))
+        self.evaluating = agent_step
+
+    def advance_evaluation(self) -> None:
+        """Go on with the evaluation in progress, if there is one and its simulators are ready."""
+        if self.evaluating is not None and self.evaluator is not None:
+            self._evaluated(self.evaluator.advance)
+
+    def finish_evaluation(self) -> None:
+        """Play the evaluation in progress to its end; a signal is heard meanwhile."""
+        if self.evaluating is not None and self.evaluator is not None:
+            evaluator = self.evaluator
+            self._evaluated(lambda: evaluator.finish(self.stop_if_asked))
+
+    def _evaluated(self, go_on: Callable[[], Sequence[Evaluation] | None]) -> None:
+        """Go on with an evaluation and record its results, if they are there."""
+        assert self.evaluating is not None
+        env_step = self.evaluating * self.config.action_repeat
+        try:
+            results = go_on()
+        except EnvError as error:
+            what = f"the evaluation at env step {env_step} failed, it will be made again"
+            self.give_up(f"{what}: {error}")
+        if results is None:
+            return
+        for lane, e in enumerate(results):
+            self.recorder.evaluation(lane, env_step, e.ret, e.policy_ret, e.length, e.numbers)
+        self.evaluating = None

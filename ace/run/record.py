@@ -13,9 +13,11 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, SupportsFloat
 
 from ace.run.display import Display, LaneInfo, text
+from ace.settings.config import ConfigError
 
 TRAIN_COLUMNS = ("lane", "seed", "task", "env_step", "return", "episode_length", "wall_time")
 EVAL_COLUMNS = (*TRAIN_COLUMNS[:5], "policy_return", "episode_length", "wall_time")
@@ -48,7 +50,7 @@ class CsvLog:
 
     def _check_header(self, path: Path, header: str) -> None:
         if header.strip() != _csv_line(self.columns).strip():
-            raise ValueError(
+            raise ConfigError(
                 f"{path} has other columns than this run writes; use a new run folder "
                 f"(found '{header.strip()}')"
             )
@@ -83,14 +85,23 @@ class Recorder:
         quiet: bool = False,
         *,
         metric_names: Sequence[str] = (),
+        numbers: Sequence[str] = (),
         resume_at: int | None = None,
+        evaluations_until: int | None = None,
     ) -> None:
-        """`resume_at` drops rows past that env step, which a resumed run will write again."""
+        """`numbers` are the tasks' named numbers. `resume_at` drops rows past that env step, which
+        a resumed run will write again; `evaluations_until` is the same for evaluations alone."""
+        taken = {*TRAIN_COLUMNS, *EVAL_COLUMNS, *metric_names} & {*numbers}
+        if taken:
+            raise ValueError(f"the task's numbers {sorted(taken)} are columns already; rename them")
         self._lanes = {info.lane: info for info in lanes}
         self._metric_names = frozenset(metric_names)
+        self._numbers = frozenset(numbers)
         self._writers = _tensorboard_writers(folder, lanes) if tensorboard else {}
-        self._train = CsvLog(folder / "train.csv", (*TRAIN_COLUMNS, *metric_names), resume_at)
-        self._eval = CsvLog(folder / "eval.csv", EVAL_COLUMNS, resume_at)
+        columns = (*TRAIN_COLUMNS, *numbers, *metric_names)
+        self._train = CsvLog(folder / "train.csv", columns, resume_at)
+        until = resume_at if evaluations_until is None else evaluations_until
+        self._eval = CsvLog(folder / "eval.csv", (*EVAL_COLUMNS, *numbers), until)
         # A continued run keeps counting from the time already spent.
         spent = max(self._train.wall_time, self._eval.wall_time)
         self._start = time.monotonic() - spent
@@ -112,14 +123,17 @@ class Recorder:
         ret: SupportsFloat,
         length: int,
         metrics: Mapping[str, SupportsFloat],
+        numbers: Mapping[str, SupportsFloat] = MappingProxyType({}),
     ) -> None:
-        """Record one finished training episode and the training metrics at that time."""
+        """Record one finished training episode, the task's numbers of it, and the training metrics
+        at that time."""
         if unknown := metrics.keys() - self._metric_names:
             raise ValueError(f"metrics {sorted(unknown)} are not in metric_names; add them there")
-        row = {**self._row(lane, env_step), "return": ret, "episode_length": length}
-        self._train.write({**row, **metrics})
+        self._check_numbers(numbers)
+        values = {"return": ret, "episode_length": length, **numbers, **metrics}
+        self._train.write({**self._row(lane, env_step), **values})
         self._display.views[lane].recent.append(float(ret))
-        self._scalars("train", lane, env_step, {"return": ret, "episode_length": length, **metrics})
+        self._scalars("train", lane, env_step, values)
 
     def evaluation(
         self,
@@ -128,9 +142,12 @@ class Recorder:
         ret: SupportsFloat,
         policy_ret: SupportsFloat | None,
         length: SupportsFloat,
+        numbers: Mapping[str, SupportsFloat] = MappingProxyType({}),
     ) -> None:
-        """Record one evaluation: mean return of the planner and of the policy alone."""
-        values = {"return": ret, "policy_return": policy_ret, "episode_length": length}
+        """Record one evaluation: mean return of the agent and of its policy alone, if that was
+        played too, and means of the task's numbers."""
+        self._check_numbers(numbers)
+        values = {"return": ret, "policy_return": policy_ret, "episode_length": length, **numbers}
         self._eval.write({**self._row(lane, env_step), **values})
         view = self._display.views[lane]
         view.eval_return = float(ret)
@@ -143,9 +160,18 @@ class Recorder:
         # Counters may be device arrays: reading one waits for the device, so only a redraw does.
         self._display.progress(env_step, counters)
 
+    def status(self, text: str) -> None:
+        """Say what the run does while no step is taken ("compiling"); '' ends it. Its time does
+        not count in the rate of steps."""
+        self._display.status(text)
+
     def message(self, text: str) -> None:
         """Print a line for the user."""
         self._display.message(text)
+
+    def _check_numbers(self, numbers: Mapping[str, SupportsFloat]) -> None:
+        if unknown := numbers.keys() - self._numbers:
+            raise ValueError(f"numbers {sorted(unknown)} were not announced; pass them to Recorder")
 
     def _row(self, lane: int, env_step: int) -> dict[str, Any]:
         info = self._lanes[lane]
@@ -230,9 +256,7 @@ def _tensorboard_writers(folder: Path, lanes: Sequence[LaneInfo]) -> dict[int, A
     try:
         from tensorboardX import SummaryWriter
     except ImportError as error:
-        raise ImportError(
-            "TensorBoard output needs tensorboardX: pip install tensorboardX"
-        ) from error
+        raise ConfigError("--tensorboard needs tensorboardX: pip install tensorboardX") from error
     return {
         info.lane: SummaryWriter(str(folder / "tb" / f"lane-{info.lane}"), flush_secs=10)
         for info in lanes

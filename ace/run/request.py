@@ -2,15 +2,18 @@
 from the folder of a run. Heavy imports wait, so that help is quick."""
 
 import difflib
-import json
-from collections.abc import Sequence
+import importlib
+import importlib.util
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, NamedTuple
 
-import tyro
-
-from ace.settings.config import Config
+from ace.run import flags
+from ace.run.folders import check_folder, default_folder, read_json
+from ace.settings import config as settings
+from ace.settings.config import Config, ConfigError
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Run:
     tensorboard: bool = False
     quiet: bool = False
     save_minutes: float = 10.0
+    imports: tuple[str, ...] = ()  # modules to import before any name is looked up
+    notes: tuple[str, ...] = ()  # lines about the tasks, to be printed at the start
 
     def describe(self) -> dict[str, Any]:
         """What `config.json` holds."""
@@ -32,136 +37,234 @@ class Run:
             {"task": s.task, "seed": s.seed, "label": label, "config": asdict(s.config)}
             for s, label in zip(self.setups, self.labels, strict=True)
         ]
-        return {"format": 1, "agent": self.agent, "preset": self.preset, "lanes": lanes}
+        named = {"agent": self.agent, "preset": self.preset, "imports": list(self.imports)}
+        return {"format": 1, **named, "lanes": lanes}
 
 
-@dataclass(frozen=True)
-class TrainArgs:
-    """Train agents, one lane for each task, seed and varied setting, all in one program."""
+class Lanes(NamedTuple):
+    """The lanes of a request, and which settings differ from those of the preset."""
 
-    tasks: tyro.conf.Positional[tuple[str, ...]]
-    """What to learn, as `ace tasks` lists them, gym/Id, or package.module:function."""
-    config: Annotated[Config, tyro.conf.arg(name="")]
-    seeds: tuple[int, ...] = (0,)
-    """One lane per seed."""
-    preset: str = "default"
-    """Starting point of all settings: default, paper, released, cpu or debug."""
-    run: Path | None = None
-    """Folder for everything that is written; runs/TASK-PRESET if left out."""
-    agent: str = "ace"
-    """Which agent learns."""
-    vary: tuple[str, ...] = ()
-    """Lanes that differ in a setting: learn.td-lambda=0,0.2,0.8 (several are crossed)."""
-    tensorboard: bool = False
-    """Write TensorBoard files too."""
-    quiet: bool = False
-    """Print nothing but errors."""
-    save_minutes: float = 10.0
-    """Minutes between checkpoints; 0 saves only at the end and on SIGINT or SIGTERM."""
+    setups: list[Any]  # LaneSetup
+    labels: list[str]
+    changed: dict[str, Any]
 
 
-def plan_run(argv: list[str]) -> Any:
+def plan_run(argv: Sequence[str]) -> Run:
     """Everything that `ace train` was asked for, checked before anything is written."""
-    from ace.agents import AGENTS
-    from ace.engine.program import LaneSetup, check_compatible
-    from ace.envs import get_spec
-    from ace.envs import validate as validate_task
-    from ace.settings.config import ConfigError, validate
-    from ace.settings.presets import resolve
-
-    asked = parse_train(argv, Config())  # tasks and preset decide the defaults of all the rest
-    if not asked.tasks:
-        raise ConfigError("name at least one task, as in `ace train dmc/cheetah-run`")
-    known("agent", asked.agent, AGENTS)
-    for name, values in (("task", asked.tasks), ("seed", asked.seeds)):
-        if len(set(values)) < len(values):
-            raise ConfigError(f"a {name} is given twice: {' '.join(map(str, values))}")
-    if not asked.seeds:
-        raise ConfigError("give at least one seed, as in --seeds 0 1 2")
-    for seed in asked.seeds:
-        if not 0 <= seed < 2**31:
-            raise ConfigError(f"seed {seed} is not in 0..{2**31 - 1}")
-    setups, labels = [], []
-    for task in asked.tasks:
-        validate_task(task)
-        spec = get_spec(task)
-        config = parse_train(argv, resolve(asked.preset, task, spec)).config
-        config = replace(config, precision=resolve_precision(config.precision))
-        for label, varied in variations(config, asked.vary):
-            validate(varied)
-            for seed in asked.seeds:
-                sizes = (spec.obs_size, spec.action_size)
-                setups.append(LaneSetup(task, seed, varied, sizes))
-                labels.append(label)
-    check_compatible(setups)
-    names = "+".join(t.split("/")[-1].replace(":", ".") for t in asked.tasks)
-    folder = asked.run or Path("runs") / f"{names}-{asked.preset}"
+    cls, config = train_class(argv)
+    asked = flags.parse_train(cls, argv, config)
+    check_asked(asked)
+    lanes = make_lanes(asked, lambda config: flags.parse_train(cls, argv, config).config)
     options = (asked.tensorboard, asked.quiet, asked.save_minutes)
-    run = Run(asked.agent, asked.preset, setups, labels, folder, *options)
-    check_folder(run)
+    folder = asked.run or default_folder(asked, lanes.changed)
+    notes = task_notes(asked.tasks)
+    lists = (lanes.setups, lanes.labels)
+    imports = tuple(dict.fromkeys(asked.imports))
+    run = Run(asked.agent, asked.preset, *lists, folder, *options, imports, notes)
+    check_folder(folder, run.describe())
     return run
 
 
-def parse_train(argv: list[str], config: Config) -> TrainArgs:
-    """Flags of `ace train` over the defaults of a config."""
-    default = TrainArgs(tasks=(), config=config)
-    return tyro.cli(TrainArgs, args=argv, default=default, prog="ace train")
+def train_class(argv: Sequence[str]) -> tuple[type[flags.TrainArgs], Config]:
+    """The arguments of `ace train` with the own section of the agent that argv asks for, and the
+    defaults of all settings; the user's modules are imported first."""
+    first = flags.split(argv, flags.kinds(flags.TrainArgs))
+    import_modules(first.flags.get("import", ()))
+    name = first.flags.get("agent", ["ace"])[-1]
+    agent = find_agent(name)
+    check_section(first.others, name)
+    return flags.train_args(name, agent.settings), Config(own=agent.settings and agent.settings())
+
+
+def open_run(
+    folder: Path,
+    *,
+    env_steps: int | None = None,
+    tensorboard: bool = False,
+    quiet: bool = False,
+    save_minutes: float = 10.0,
+) -> Run:
+    """The run of a folder, to be continued; `env_steps` makes it longer. Writes nothing."""
+    preset, agent, setups, labels = read_run(folder)
+    check_tensorboard(tensorboard)
+    if env_steps is not None:
+        before = setups[0].config.env_steps
+        if env_steps <= before:
+            raise ConfigError(
+                f"--env-steps is {env_steps} and the run was made for {before}; give a larger "
+                f"number, or leave it out to finish the run"
+            )
+        longer = {"env_steps": env_steps}
+        setups = [s._replace(config=settings.replace(s.config, longer)) for s in setups]
+    found = read_json(folder / "config.json")
+    notes = task_notes(dict.fromkeys(setup.task for setup in setups))
+    options = (tensorboard, quiet, save_minutes)
+    return Run(
+        agent, preset, setups, labels, folder, *options, tuple(found.get("imports", ())), notes
+    )
+
+
+def make_lanes(asked: flags.TrainArgs, apply_flags: Callable[[Config], Config]) -> Lanes:
+    """One lane for each task, varied setting and seed, checked."""
+    from ace.engine.lanes import LaneSetup, check_compatible
+    from ace.envs import get_spec
+    from ace.envs import validate as validate_task
+    from ace.settings.presets import resolve
+
+    agent, lanes = find_agent(asked.agent), Lanes([], [], {})
+    for task in asked.tasks:
+        validate_task(task)
+        spec = get_spec(task)
+        default = resolve(asked.preset, task, spec, agent.defaults)
+        default = replace(default, own=agent.settings and agent.settings())
+        config = apply_flags(default)
+        machine = [replace(c, precision=resolve_precision(c.precision)) for c in (default, config)]
+        lanes.changed.update(changes(*machine))
+        for label, varied in variations(machine[1], asked.vary, asked.agent):
+            lanes.changed.update(changes(machine[1], varied))
+            check_read(asked.agent, agent.sections, changes(machine[0], varied))
+            check_config(asked.agent, varied)
+            for seed in asked.seeds:
+                sizes = (spec.obs_size, spec.action_size)
+                lanes.setups.append(LaneSetup(task, seed, varied, sizes))
+                lanes.labels.append(label)
+    check_compatible(lanes.setups)
+    return lanes
+
+
+def check_asked(asked: flags.TrainArgs) -> None:
+    """Refuse what is wrong with tasks, seeds and options, whatever the settings."""
+    if not asked.tasks:
+        raise ConfigError("name at least one task, as in `ace train dmc/cheetah-run`")
+    for name, values in (("task", asked.tasks), ("seed", asked.seeds)):
+        if len(set(values)) < len(values):
+            raise ConfigError(f"a {name} is given twice: {' '.join(map(str, values))}")
+    for seed in asked.seeds:
+        if not 0 <= seed < 2**31:
+            raise ConfigError(f"seed {seed} is not in 0..{2**31 - 1}")
+    check_tensorboard(asked.tensorboard)
+
+
+def check_tensorboard(wanted: bool) -> None:
+    """Refuse to write TensorBoard files without the package that does."""
+    if wanted and importlib.util.find_spec("tensorboardX") is None:
+        raise ConfigError("--tensorboard needs tensorboardX: pip install tensorboardX")
+
+
+def check_section(others: Sequence[str], agent: str) -> None:
+    """Refuse flags of another agent's section, with the agent that they belong to."""
+    from ace.agents import AGENTS
+
+    for flag in others:
+        section, dot, _ = flag.removeprefix("--").partition(".")
+        if dot and section != agent and section in AGENTS and AGENTS[section].settings:
+            raise ConfigError(f"{flag} is a setting of agent {section}; add --agent {section}")
+
+
+def check_read(name: str, sections: Sequence[str], changed: Iterable[str]) -> None:
+    """Refuse a changed setting in a section that the agent never reads."""
+    for setting in changed:
+        section, dot, _ = setting.partition(".")
+        if dot and section not in (*sections, "own"):
+            raise ConfigError(f"--{setting.replace('_', '-')} does nothing for agent {name}")
+
+
+def check_config(name: str, config: Config) -> None:
+    """Refuse a config that its agent cannot learn with."""
+    from ace.planners import PLANNERS
+
+    try:
+        settings.validate(config)
+    except ConfigError as error:
+        # A message starts with the field; the user knows the agent's section by the agent's name.
+        raise ConfigError(re.sub(r"^own\.", f"{name}.", str(error))) from None
+    agent = find_agent(name)
+    if "plan" in agent.sections:
+        known("planner", config.plan.planner, PLANNERS)
+    segment = agent.segment(config)
+    if config.seed_steps < segment:
+        raise ConfigError(
+            f"seed_steps ({config.seed_steps}) is shorter than a segment ({segment} steps): there "
+            "would be no segment to learn from; raise seed_steps"
+        )
+
+
+def find_agent(name: str) -> Any:
+    """The agent of a name."""
+    from ace.agents import AGENTS
+
+    known("agent", name, AGENTS)
+    return AGENTS[name]
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Import modules of the user, which register agents, planners and tasks."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # whatever the user's code raises is for the user to mend
+            raise ConfigError(f"--import {name} failed: {type(error).__name__}: {error}") from error
+
+
+def task_notes(tasks: Iterable[str]) -> tuple[str, ...]:
+    """What the user should know about the tasks, a line each."""
+    from ace import envs
+
+    return tuple(dict.fromkeys(line for task in tasks for line in envs.notes(task)))
 
 
 def known(what: str, name: str, table: Any) -> None:
     """Refuse a name that a table does not have, with the nearest one that it has."""
-    from ace.settings.config import ConfigError
-
     if name not in table:
         near = difflib.get_close_matches(name, table, 1)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(table)}"
+        hint = hint if near or len(table) < 20 else "`ace train --help` lists them"
         raise ConfigError(f"{what} {name!r} unknown; {hint}")
 
 
-def variations(config: Config, vary: tuple[str, ...]) -> list[tuple[str, Config]]:
-    """(label, config) for every combination of the varied settings."""
-    from ace.settings import config as settings
+def changes(before: Config, after: Config) -> dict[str, Any]:
+    """Settings in which two configs differ, with the value of the second."""
+    old = settings.flatten(before)
+    return {n: value for n, value in settings.flatten(after).items() if old.get(n) != value}
 
-    found = [("", config)]
+
+def variations(config: Config, vary: Sequence[str], agent: str) -> list[tuple[str, Config]]:
+    """(label, config) for every combination of the varied settings; the agent's own section is
+    called by the agent's name."""
+    found, seen = [("", config)], set()
     flat = settings.flatten(config)
+    names = {re.sub(r"^own\.", f"{agent}.", name): name for name in flat if name != "own"}
     for text in vary:
-        name, _, values = text.partition("=")
-        name = name.replace("-", "_")
-        known("setting", name, flat)
-        if not values:
-            raise settings.ConfigError(f"--vary {text}: give values, as in {name}=0.2,0.4")
-        kind = type(flat[name])
+        shown, _, values = text.partition("=")
+        shown = shown.removeprefix("--").replace("-", "_")
+        known("setting", shown, names)
+        if shown in seen:
+            raise ConfigError(f"--vary has {shown} twice; give all its values to one of them")
+        seen.add(shown)
+        name, texts = names[shown], values.split(",")
+        parsed = [parse_value(type(flat[name]), v, shown) for v in texts]
+        if len(set(parsed)) < len(parsed):
+            raise ConfigError(f"--vary {text} has a value twice: those lanes would be the same")
         found = [
-            (f"{label} {name}={v}".strip(), settings.replace(c, {name: parse_value(kind, v)}))
+            (f"{label} {shown}={v}".strip(), settings.replace(c, {name: value}))
             for label, c in found
-            for v in values.split(",")
+            for v, value in zip(texts, parsed, strict=True)
         ]
     return found
 
 
-def parse_value(kind: type, text: str) -> Any:
-    """A value of a setting from text."""
-    from ace.settings.config import ConfigError
-
-    if kind is bool and text.lower() in ("true", "false"):
+def parse_value(kind: type, text: str, name: str) -> Any:
+    """A value of a varied setting from text."""
+    if not text:
+        raise ConfigError(f"--vary {name}: a value is missing, as in {name}=0.2,0.4")
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"--vary {name}: {text!r} is not true or false")
         return text.lower() == "true"
     try:
-        return kind(text)
-    except ValueError:
-        raise ConfigError(f"--vary: {text!r} is not a {kind.__name__}") from None
-
-
-def check_folder(run: Any) -> None:
-    """Refuse a folder that holds another run; the same run is continued."""
-    from ace.settings.config import ConfigError
-
-    path = run.folder / "config.json"
-    if run.folder.exists() and not run.folder.is_dir():
-        raise ConfigError(f"{run.folder} is a file; give --run a folder")
-    if path.exists() and read_json(path) != json.loads(json.dumps(run.describe())):
-        raise ConfigError(
-            f"{run.folder} holds a run with another config; choose another --run, or delete it"
-        )
+        return int(float(text)) if kind is int and float(text).is_integer() else kind(text)
+    except (ValueError, TypeError, OverflowError):
+        raise ConfigError(f"--vary {name}: {text!r} is not a {kind.__name__}") from None
 
 
 def resolve_precision(precision: str) -> Any:
@@ -175,31 +278,24 @@ def resolve_precision(precision: str) -> Any:
 
 def read_run(folder: Path) -> tuple[str, str, list, list[str]]:
     """Preset, agent, lanes and labels of a run folder."""
-    from ace.engine.program import LaneSetup
+    from ace.engine.lanes import LaneSetup
     from ace.envs import get_spec
-    from ace.settings.config import ConfigError, from_dict
 
     path = folder / "config.json"
     if not path.exists():
         raise ConfigError(f"{folder} is not a run folder: it has no config.json")
     try:
         found = read_json(path)
+        import_modules(found.get("imports", ()))
+        own = find_agent(found["agent"]).settings
         setups = []
         for lane in found["lanes"]:
             spec = get_spec(lane["task"])
             sizes = (spec.obs_size, spec.action_size)
-            setups.append(LaneSetup(lane["task"], lane["seed"], from_dict(lane["config"]), sizes))
+            config = settings.from_dict(lane["config"], own)
+            check_config(found["agent"], config)
+            setups.append(LaneSetup(lane["task"], lane["seed"], config, sizes))
         labels = [lane["label"] for lane in found["lanes"]]
         return found["preset"], found["agent"], setups, labels
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is not a config of this version ({error!r})") from error
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file."""
-    from ace.settings.config import ConfigError
-
-    try:
-        return json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged ({error!r:.100}); restore or delete it") from None

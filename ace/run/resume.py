@@ -7,6 +7,7 @@ the stored one, the environment is not deterministic, and the run goes on with a
 
 import fcntl
 import functools
+import math
 import os
 import socket
 import threading
@@ -21,12 +22,12 @@ import numpy as np
 
 from ace import replay
 from ace.engine.program import Program, RunState
+from ace.envs import EpisodeNumbers, get_spec
 from ace.run.checkpoint import CheckpointError, Checkpoints, Saved, named_arrays
-from ace.run.collect import Collector
+from ace.run.collect import COUNTS, Collector
 from ace.settings.config import ConfigError
 
 ROWS = ("obs", "action", "reward", "terminated", "final")
-COUNTS = ("lengths", "episodes", "void", "faults")  # of the collector
 BLOCK = 1024  # rows are fetched in multiples of this, so that few shapes are compiled
 
 
@@ -35,6 +36,7 @@ class Progress(NamedTuple):
 
     agent_step: int
     next_evaluation: int  # env step
+    evaluating: int | None  # agent step of the evaluation in progress
     owed: np.ndarray  # [L] updates earned and not yet made
     ended: np.ndarray  # [L] lanes whose episode ended with the last step
     metrics: jax.Array | None  # [L, M] of the last update; none before the first
@@ -45,7 +47,7 @@ class Keeper:
 
     def __init__(self, program: Program, folder: Path, capacity: int):
         self.program, self.capacity = program, capacity
-        self._names = program.agent.METRICS
+        self._names = program.agent.metrics
         self.files = Checkpoints(folder)
         self.saved = np.zeros(len(program.setups), int)  # rows of the replay on disk
         self.ends: dict[str, np.ndarray] = {}  # where each replay file ends
@@ -55,7 +57,9 @@ class Keeper:
     def save(self, state: RunState, at: Progress, collector: Collector) -> None:
         """Copy the state off the device, then write it in the background."""
         self.wait()
-        arrays = named_arrays(self._named(jax.device_get(self._arrays(state, at.metrics))))
+        arrays = named_arrays(
+            self._state(*self.program.fetch(state, self._rest(state, at.metrics)))
+        )
         now = collector.rows(at.agent_step)
         start = np.maximum(self.saved, now - self.capacity)
         rows = self._fetch(state.replay, start, now) if (now > start).any() else {}
@@ -63,14 +67,11 @@ class Keeper:
         useless = [n for n, end in self.ends.items() if (end <= now - self.capacity).all()]
         host = {
             "next_evaluation": at.next_evaluation,
+            "evaluating": at.evaluating,
             "owed": at.owed.tolist(),
             "ended": at.ended.tolist(),
             "learned": at.metrics is not None,
-            "returns": collector.returns.tolist(),
-            "lengths": collector.lengths.tolist(),
-            "episodes": collector.episodes.tolist(),
-            "void": collector.void.tolist(),
-            "faults": collector.faults.tolist(),
+            **collector.state(),
         }
 
         def work() -> None:
@@ -103,12 +104,10 @@ class Keeper:
                 f"the checkpoint could not be written ({error}); the one before it is intact"
             ) from error
 
-    def _arrays(self, state: RunState, metrics: jax.Array | None) -> dict[str, Any]:
-        """What is saved whole, as it lies on the device; rows of the replay are saved apart."""
+    def _rest(self, state: RunState, metrics: jax.Array | None) -> dict[str, Any]:
+        """What is saved whole beside learner and memory; rows of the replay are saved apart."""
         store, lanes = state.replay, len(self.program.setups)
         return {
-            "learner": state.learner,
-            "memory": state.memory,
             "tree": store.tree,
             "cursor": store.cursor,
             "length": store.length,
@@ -117,14 +116,10 @@ class Keeper:
             "metrics": jnp.zeros((lanes, len(self._names))) if metrics is None else metrics,
         }
 
-    def _named(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        """The same as a checkpoint names it."""
-        program, metrics = self.program, arrays["metrics"]
-        return arrays | {
-            "learner": program.learners.unpack(arrays["learner"]),
-            "memory": program.memories.unpack(arrays["memory"]),
-            "metrics": {name: metrics[:, i] for i, name in enumerate(self._names)},
-        }
+    def _state(self, learner: Any, memory: Any, rest: dict[str, Any]) -> dict[str, Any]:
+        """All that is saved whole, as a checkpoint names it."""
+        metrics = {name: rest["metrics"][:, i] for i, name in enumerate(self._names)}
+        return rest | {"learner": learner, "memory": memory, "metrics": metrics}
 
     def _fetch(self, store: replay.Replay, start: np.ndarray, stop: np.ndarray) -> dict[str, Any]:
         """Rows start..stop of every lane, one lane after the other."""
@@ -145,7 +140,9 @@ class Keeper:
         lanes = len(self.program.setups)
         like, rows = self._like
         row = {n: jax.ShapeDtypeStruct(x.shape[2:], x.dtype) for n, x in rows.items()}
-        saved, notes = self.files.newest(like, row, lanes * self.capacity, self._check)
+        saved, notes = self.files.newest(
+            like, row, lanes * self.capacity, self._check, self._extend
+        )
         if saved is None:
             raise ConfigError(f"no checkpoint of this run is whole: {'; '.join(notes)}")
         store = {name: np.zeros(x.shape, x.dtype) for name, x in rows.items()}
@@ -153,30 +150,23 @@ class Keeper:
         for name, found in zip(self.files.rows, saved.rows, strict=True):
             self.ends[name] = end = self._place(store, found, end)
         tree, host = saved.tree, saved.host
-        collector.returns = np.array(host["returns"], float)
-        for name in COUNTS:
-            setattr(collector, name, np.array(host[name], int))
+        collector.load(host)
         self.saved = collector.rows(saved.agent_step)
         store["obs"][np.arange(lanes), tree["cursor"]] = tree["pending"]
         counters = {name: np.array(tree[name]) for name in ("cursor", "length", "stored")}
         notes += self._rejoin(collector, store, counters, tree["pending"])
-        program, metrics = self.program, np.stack([tree["metrics"][n] for n in self._names], 1)
-        tree["learner"] = program.learners.pack(tree["learner"])
-        tree["memory"] = program.memories.pack(tree["memory"])
-        tree["metrics"] = metrics if host["learned"] else None
-        tree, store, counters = jax.device_put((tree, store, counters))
+        parts: dict[str, Any] = store | counters | {"tree": tree["tree"]}
+        ring = replay.Replay(**parts)
+        metrics = [tree["metrics"][name] for name in self._names]
         return (
-            RunState(
-                tree["learner"],
-                tree["memory"],
-                replay.Replay(**store, tree=tree["tree"], **counters),
-            ),
+            self.program.pack(RunState(tree["learner"], tree["memory"], ring)),
             Progress(
                 saved.agent_step,
                 host["next_evaluation"],
+                host["evaluating"],
                 np.array(host["owed"], int),
                 np.array(host["ended"], bool),
-                tree["metrics"],
+                jnp.asarray(np.stack(metrics, 1)) if host["learned"] and metrics else None,
             ),
             notes,
         )
@@ -184,11 +174,24 @@ class Keeper:
     @functools.cached_property
     def _like(self) -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
         """Shapes and types of what is saved whole, and of the arrays whose rows are saved apart."""
-        blank = np.zeros((len(self.program.setups), self.program.obs_size), np.float32)
-        store = jax.eval_shape(lambda: self.program.init_replay(blank, self.capacity))
-        state = RunState(self.program.init_learner(), self.program.init_memory(), store)
-        tree = jax.eval_shape(lambda s: self._named(self._arrays(s, None)), state)
-        return tree, {name: getattr(store, name) for name in ROWS}
+        shapes = self.program.shapes(self.capacity)
+        rest = jax.eval_shape(lambda s: self._rest(s, None), shapes)
+        tree = jax.eval_shape(self._state, shapes.learner, shapes.memory, rest)
+        return tree, {name: getattr(shapes.replay, name) for name in ROWS}
+
+    def _extend(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The arrays for a larger replay, if the run has become longer since they were saved."""
+        leaves, wanted = arrays.get("tree.sums.0"), self._like[0]["tree"].sums[0]
+        if leaves is None or leaves.ndim != 2 or leaves.shape[0] != wanted.shape[0]:
+            return arrays
+        more = wanted.shape[1] - leaves.shape[1]
+        # Slots keep their numbers only if no lane has begun a second round of the ring.
+        if more <= 0 or (arrays.get("cursor", np.inf) >= leaves.shape[1]).any():
+            return arrays
+        wide = jnp.pad(jnp.asarray(leaves), ((0, 0), (0, more)))
+        tree = jax.device_get(jax.vmap(replay.build_tree)(wide))
+        kept = {name: x for name, x in arrays.items() if not name.startswith("tree.")}
+        return kept | named_arrays({"tree": tree})
 
     def _check(self, saved: Saved) -> None:
         """Refuse numbers that no run of this config could have written."""
@@ -213,11 +216,18 @@ class Keeper:
         counts = {name: np.array(host[name]) for name in (*COUNTS, "owed")}
         if not within(0, saved.agent_step, steps) or type(host["next_evaluation"]) is not int:
             return False
+        evaluating = host["evaluating"]
+        if evaluating is not None and type(evaluating) is not int:
+            return False
+        if not within(0, evaluating or 0, saved.agent_step):
+            return False
         if any(x.dtype != integer or x.shape != shape for x in counts.values()):
             return False
         if any(np.shape(host[name]) != shape for name in ("returns", "ended")):
             return False
         if type(host["learned"]) is not bool or not np.isfinite(np.array(host["returns"])).all():
+            return False
+        if not numbers_fit(self.program, host["numbers"], counts["lengths"]):
             return False
         now = saved.agent_step + counts["episodes"] - counts["void"]
         ends = [rows["start"] + rows["count"] for rows in saved.rows]
@@ -271,12 +281,25 @@ class Keeper:
             counters["length"][lane] = 0
             counters["stored"][lane] = min(counters["stored"][lane] + 1, self.capacity)
             actions[lane] = actions[lane][:0]
-            collector.episodes[lane] += 1
-            collector.returns[lane], collector.lengths[lane] = 0.0, 0
+            collector.begin_anew(int(lane))
         obs = collector.envs.restore(collector.episodes, actions)
         store["obs"][lost, counters["cursor"][lost]] = obs[lost]
         names = ", ".join(f"{i} ({self.program.setups[i].task})" for i in lost)
         return [f"lane {names}: the simulator did not repeat its episode, so a new one begins"]
+
+
+def numbers_fit(program: Program, numbers: Any, lengths: np.ndarray) -> bool:
+    """Whether saved named numbers can be those of running episodes of such lengths."""
+    if type(numbers) is not list:
+        return False
+    if numbers:  # none in a checkpoint of format 1
+        EpisodeNumbers([get_spec(s.task) for s in program.setups]).load(numbers)
+    return all(
+        type(steps) is int
+        and 0 <= steps <= length
+        and (values is None or all(type(x) is float and math.isfinite(x) for x in values))
+        for (steps, values), length in zip(numbers, lengths, strict=False)
+    )
 
 
 @jax.jit

@@ -1,1 +1,5 @@
-"""Every setting, the presets, the random keys, and what a run is asked to be."""
+"""Every setting, the presets and the random keys."""
+
+help_only = False
+"""Set by the command before it prints a help text and ends: the settings are then defined without
+JAX, whose import takes longer than all the rest."""

@@ -5,10 +5,13 @@ compiled program; every other field shapes the program and must agree between la
 """
 
 import dataclasses
+import math
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-import jax
+import ace.settings
 
 T = TypeVar("T")
 Precision = Literal["auto", "f32", "tf32", "bf16"]
@@ -16,7 +19,15 @@ Precision = Literal["auto", "f32", "tf32", "bf16"]
 
 def settings(cls: type[T]) -> type[T]:
     """Register a frozen settings class as a pytree: floats and nested settings are its leaves."""
+    if ace.settings.help_only and "jax" not in sys.modules:
+        return cls
+    import jax
+
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    if any(isinstance(f.type, str) for f in fields):
+        raise TypeError(
+            f"the types of {cls.__name__} are strings; drop `from __future__ import annotations`"
+        )
     data = [f.name for f in fields if _is_leaf(f)]
     meta = [f.name for f in fields if not _is_leaf(f)]
     jax.tree_util.register_dataclass(cls, data_fields=data, meta_fields=meta)
@@ -24,7 +35,9 @@ def settings(cls: type[T]) -> type[T]:
 
 
 def _is_leaf(f: dataclasses.Field) -> bool:
-    return dataclasses.is_dataclass(f.type) or (f.type is float and "static" not in f.metadata)
+    if f.type is float:
+        return "static" not in f.metadata
+    return dataclasses.is_dataclass(f.type) or f.type is Any
 
 
 def static(default: float) -> Any:
@@ -43,6 +56,14 @@ class Ramp:
     """Length in agent steps."""
     after_seed: bool = False
     """Begin when the random seed phase ends instead of at step zero."""
+
+    def at(self, final: Any, agent_step: Any, seed_steps: Any) -> Any:
+        """The setting's value at an agent step, on its way to `final`."""
+        import jax.numpy as jnp
+
+        begin = seed_steps if self.after_seed else 0
+        w = jnp.clip((agent_step - begin) / jnp.maximum(self.duration, 1e-9), 0.0, 1.0)
+        return (1 - w) * self.start + w * final
 
 
 @settings
@@ -65,6 +86,8 @@ class NetConfig:
 class PlanConfig:
     """The planner: iCEM guided by the policy (Algorithm 1)."""
 
+    planner: str = "icem"
+    """Which planner searches; `ace info` lists them."""
     variant: Literal["mixed", "policy_first"] = "mixed"
     """Where policy proposals enter: in every iteration (the paper), or alone in the first."""
     horizon: int = 6
@@ -227,6 +250,8 @@ class Config:
     """Episodes per evaluation and lane."""
     precision: Precision = "auto"
     """Arithmetic: f32, tf32 matmuls, or bf16 activations; auto is bf16 on a GPU, f32 on a CPU."""
+    kernels: Literal["auto", "off"] = "auto"
+    """Fused GPU kernels: auto uses those that fit, off computes all by the plain formulas."""
     workers: int = -1
     """Simulator processes; -1 is one per core, 0 steps them in this process."""
     env_timeout: int = 120
@@ -238,6 +263,8 @@ class Config:
     learn: LearnConfig = field(default_factory=LearnConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     parity: ParityConfig = field(default_factory=ParityConfig)
+    own: Any = None
+    """The agent's own section, an instance of `Agent.settings`; None if the agent has none."""
 
     @property
     def agent_steps(self) -> int:
@@ -249,7 +276,7 @@ class ConfigError(ValueError):
     """A setting that cannot work, with what to change."""
 
 
-def replace(config: Config, changes: dict[str, Any]) -> Config:
+def replace(config: Config, changes: Mapping[str, Any]) -> Config:
     """A config with dotted fields changed: `{"plan.horizon": 4}`."""
     for name, value in changes.items():
         config = _replace_one(config, name.split("."), value)
@@ -266,13 +293,13 @@ def _replace_one(node: Any, path: list[str], value: Any) -> Any:
     return dataclasses.replace(node, **{path[0]: value})  # type: ignore[type-var]
 
 
-def from_dict(values: dict[str, Any]) -> Config:
-    """A config from nested dictionaries, checked.
+def from_dict(values: dict[str, Any], own: type | None = None) -> Config:
+    """A config from nested dictionaries, checked; `own` is the class of the agent's own section.
 
     A field that is missing is younger than the file and gets its default, which therefore must
     mean what was done before the field existed.
     """
-    config = _from_dict(Config, values, Config())
+    config = _from_dict(Config, values, Config(own=own and own()))
     validate(config)
     return config
 
@@ -286,14 +313,28 @@ def _from_dict(cls: Any, values: Any, default: Any, path: str = "") -> Any:
     made = {}
     for name, value in values.items():
         kind: Any = kinds[name]
+        if kind is Any:
+            mine = getattr(default, name)
+            kind = type(mine)
+            if value is None:  # written before the agent had settings of its own, or it has none
+                continue
+            if mine is None:
+                raise ConfigError(f"{path}{name} is {value!r:.40}; the agent has no such settings")
         if dataclasses.is_dataclass(kind):
             made[name] = _from_dict(kind, value, getattr(default, name), f"{path}{name}.")
             continue
-        kind = str if get_origin(kind) is Literal else kind
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise ConfigError(f"{path}{name} is {value!r:.40}; it must be of type {kind.__name__}")
-        made[name] = value
+        made[name] = _plain_value(kind, value, path + name)
     return dataclasses.replace(default, **made)
+
+
+def _plain_value(kind: Any, value: Any, name: str) -> Any:
+    """A value of JSON as a value of a field, whose type must be that of the field."""
+    if get_origin(kind) is tuple and isinstance(value, list):
+        return tuple(value)  # JSON has no tuples; an agent's own section may
+    kind = str if get_origin(kind) is Literal else get_origin(kind) or kind
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise ConfigError(f"{name} is {value!r:.40}; it must be of type {kind.__name__}")
+    return value
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -308,12 +349,13 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def literals(cls: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
+def literals(config: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
     """The allowed words of every setting that is a choice."""
     found: dict[str, tuple[str, ...]] = {}
-    for f in dataclasses.fields(cls):
-        if dataclasses.is_dataclass(f.type):
-            found |= literals(f.type, f"{prefix}{f.name}.")
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if dataclasses.is_dataclass(value):
+            found |= literals(value, f"{prefix}{f.name}.")
         elif get_origin(f.type) is Literal:
             found[prefix + f.name] = get_args(f.type)
     return found
@@ -321,66 +363,62 @@ def literals(cls: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
 
 def validate(config: Config) -> None:
     """Refuse a config that cannot run, naming the field and the remedy."""
-    c, p, learn = config, config.plan, config.learn
-    positive = {
-        "env_steps": c.env_steps,
-        "action_repeat": c.action_repeat,
-        "seed_steps": c.seed_steps,
-        "eval_every": c.eval_every,
-        "eval_episodes": c.eval_episodes,
-        "plan.horizon": p.horizon,
-        "plan.iterations": p.iterations,
-        "plan.population": p.population,
-        "plan.elites": p.elites,
-        "learn.batch": learn.batch,
-        "learn.updates_per_step": learn.updates_per_step,
-        "learn.target_period": learn.target_period,
-        "parity.policy_delay": c.parity.policy_delay,
-        "env_timeout": c.env_timeout,
-        "fault_limit": c.fault_limit,
-        **{f"net.{name}": value for name, value in flatten(c.net).items()},
-    }
-    for name, value in positive.items():
-        if value <= 0:
-            raise ConfigError(f"{name} is {value}; it must be at least 1")
+    flat = flatten(config)
+    _check_ranges(config, flat)
+    for name, choices in literals(config).items():
+        if flat[name] not in choices:
+            raise ConfigError(f"{name} is {flat[name]!r}; choose one of {', '.join(choices)}")
+    _check_together(config)
+
+
+def _check_ranges(c: Config, flat: dict[str, Any]) -> None:
+    """Each number by itself."""
+    counts = ("env_steps", "action_repeat", "seed_steps", "eval_every", "eval_episodes")
+    counts += ("plan.horizon", "plan.iterations", "plan.population", "plan.elites")
+    counts += ("learn.batch", "learn.updates_per_step", "learn.target_period")
+    counts += ("parity.policy_delay", "env_timeout", "fault_limit")
+    for name in (*counts, *flatten(c.net, "net.")):
+        if flat[name] <= 0:
+            raise ConfigError(f"{name} is {flat[name]}; it must be at least 1")
     unit = ("plan.policy_fraction", "plan.momentum", "plan.elite_reuse", "learn.discount")
     unit += ("learn.td_lambda", "learn.time_decay", "learn.target_momentum", "learn.novelty_ema")
     unit += ("learn.beta1", "learn.beta2", "replay.priority_power", "replay.importance_power")
-    flat = flatten(c)
     for name in unit:
         if not 0 <= flat[name] <= 1:
             raise ConfigError(f"{name} is {flat[name]}; it must lie between 0 and 1")
     for name, value in flat.items():
-        is_number = isinstance(value, float | int) and not isinstance(value, bool)
-        if is_number and name != "workers" and not 0 <= value < float("inf"):
+        if not isinstance(value, float | int) or isinstance(value, bool):
+            continue
+        if name.startswith("own."):  # only the agent knows more
+            if not math.isfinite(value):
+                raise ConfigError(f"{name} is {value}; it must be a finite number")
+        elif name != "workers" and not 0 <= value < math.inf:
             raise ConfigError(f"{name} is {value}; it must be a number of at least 0")
+        # Counts are 32-bit integers on the device; a replay's capacity is checked against memory.
+        elif isinstance(value, int) and value >= 2 ** (40 if name == "replay.capacity" else 31):
+            raise ConfigError(f"{name} is {value}, which is too large; the limit is 2147483647")
     for name in ("learn.beta1", "learn.beta2", "learn.novelty_ema"):
         if flat[name] == 1:
             raise ConfigError(f"{name} is 1; it must be below 1, or nothing would ever be learned")
-    for name, choices in literals(type(c)).items():
-        if flat[name] not in choices:
-            raise ConfigError(f"{name} is {flat[name]!r}; choose one of {', '.join(choices)}")
+
+
+def _check_together(c: Config) -> None:
+    """Numbers that must agree with each other."""
+    p = c.plan
     if p.population < p.elites:
         raise ConfigError(
             f"plan.population ({p.population}) is smaller than plan.elites ({p.elites}); "
             "raise the population or lower the elites"
         )
-    if p.horizon < 2:
-        raise ConfigError("plan.horizon is 1; colored noise needs at least 2 steps")
     if not 1 <= p.horizon_ramp.start <= p.horizon:
         raise ConfigError(
             f"plan.horizon_ramp.start ({p.horizon_ramp.start:g}) must lie between 1 and "
-            f"plan.horizon ({p.horizon}); lower the start"
+            f"plan.horizon ({p.horizon}); lower it, as in --plan.horizon-ramp.start 1"
         )
     if p.population_decay < 1:
         raise ConfigError(f"plan.population_decay is {p.population_decay}; it must be at least 1")
     if not p.min_std <= p.max_std:
-        raise ConfigError("plan.min_std is larger than plan.max_std")
-    if c.seed_steps < p.horizon:
-        raise ConfigError(
-            f"seed_steps ({c.seed_steps}) is shorter than plan.horizon ({p.horizon}): there would "
-            "be no segment to learn from; raise seed_steps"
-        )
+        raise ConfigError("plan.min_std is larger than plan.max_std; lower it")
     if c.seed_steps * c.action_repeat > c.env_steps:
         raise ConfigError(
             f"the seed phase ({c.seed_steps} agent steps of {c.action_repeat} environment steps) "

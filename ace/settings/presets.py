@@ -1,6 +1,7 @@
 """Presets and per-task settings: everything that is a choice of values rather than of code."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ace.envs import EnvSpec
@@ -155,8 +156,14 @@ PRESETS: dict[str, Callable[[str, EnvSpec], Settings]] = {
 }
 
 
-def resolve(preset: str, task: str, spec: EnvSpec) -> Config:
-    """The config of a task under a preset, before any flag."""
+def resolve(
+    preset: str, task: str, spec: EnvSpec, defaults: Mapping[str, Any] = MappingProxyType({})
+) -> Config:
+    """The config of a task under a preset, before any flag; `defaults` are the agent's own, which
+    a preset overrides and which override what the paper sets per task."""
     if preset not in PRESETS:
         raise ConfigError(f"preset {preset!r} unknown; choose one of {', '.join(PRESETS)}")
-    return replace(Config(), task_settings(task) | PRESETS[preset](task, spec))
+    config = Config()
+    for changes in (task_settings(task), defaults, PRESETS[preset](task, spec)):
+        config = replace(config, changes)
+    return config

@@ -80,20 +80,36 @@ def learning_curve(folder: Path, out: Path, labels: Mapping[int, str] | None = N
             def mine(row: Mapping[str, Any], name: str = name) -> bool:
                 return row["task"] == task and labels.get(row["lane"], "") == name
 
-            colour = COLOURS[index % len(COLOURS)]
+            colour = _colour(index)
             _draw_run(axis, list(filter(mine, rows)), list(filter(mine, train)), colour)
 
+    with_policy = any(np.isfinite(_floats(rows, "policy_return")))
+    first = "planner" if with_policy else "agent"
     keys = [
-        (name or "planner", {"color": COLOURS[index % len(COLOURS)], "linewidth": 2})
+        (name or first, {"color": _colour(index), "linewidth": 2})
         for index, name in enumerate(names)
     ]
     neutral = COLOURS[0] if len(names) == 1 else "#555555"
-    if any(np.isfinite(_floats(rows, "policy_return"))):
+    if with_policy:
         keys.append(("policy alone", {"color": neutral, "linewidth": 1.2, "linestyle": "--"}))
     if train:
         dots = {"color": neutral, "alpha": 0.4, "marker": ".", "linestyle": ""}
         keys.append(("training episode", dots))
     _save(_unique(row["task"] for row in rows), draw, keys, out, panel_width=4.2)
+
+
+def curves(runs: Mapping[str, Rows], out: Path, title: str | None = None) -> None:
+    """Draw the evaluations of several runs over each other, one panel per task."""
+    styles = {name: {"color": _colour(index), "linewidth": 2} for index, name in enumerate(runs)}
+
+    def draw(axis: Any, task: str) -> None:
+        for name, rows in runs.items():
+            if mine := [row for row in rows if row["task"] == task]:
+                _draw_mean(axis, mine, **styles[name])
+                _count_seeds(axis, mine)
+
+    tasks = _unique(row["task"] for rows in runs.values() for row in rows)
+    _save(tasks, draw, list(styles.items()), out, panel_width=3.6, title=title)
 
 
 def comparison(
@@ -177,10 +193,28 @@ def _save(
             if index % columns == 0:
                 axis.set_ylabel("episode return")
         handles = [Line2D([], [], label=name, **style) for name, style in keys]
-        figure.legend(handles=handles, loc="outside lower center", ncols=max(len(keys), 1))
+        _add_legend(figure, handles)
         if title:
             figure.suptitle(title, fontsize=11, x=0.01, ha="left")
         _write_png(figure, out)
+
+
+def _add_legend(figure: Any, handles: Sequence[Any]) -> None:
+    """A legend below the panels, in rows that fit the width. The figure grows by the rows after the
+    first, and becomes wider where a single name needs it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    for columns in range(len(handles), 0, -1):
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+        box = legend.get_window_extent(renderer)
+        if box.width <= figure.bbox.width or columns == 1:
+            rows = -(-len(handles) // columns)
+            width, height = figure.get_size_inches()
+            height += box.height / figure.dpi * (1 - 1 / rows)
+            figure.set_size_inches(max(width, box.width / figure.dpi + 0.1), height)
+            return
+        legend.remove()
 
 
 def _write_png(figure: Any, out: Path) -> None:
@@ -314,6 +348,11 @@ def _by_seed(rows: Rows, column: str) -> list[tuple[np.ndarray, np.ndarray]]:
         (np.array(sorted(curve), float), np.array([curve[step] for step in sorted(curve)], float))
         for curve in curves.values()
     ]
+
+
+def _colour(index: int) -> str:
+    palette = (*COLOURS, *MUTED)
+    return palette[index % len(palette)]
 
 
 def _floats(rows: Rows, column: str) -> np.ndarray:

@@ -19,14 +19,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ace.engine import kernels
-from ace.engine.program import Program, RunState
+from ace.engine.program import Program
 from ace.engine.resources import check_memory, peak_memory, replay_capacity
 from ace.envs import get_spec
+from ace.method.types import Transition
 from ace.run.collect import Collector
 from ace.run.evaluate import RESET, Evaluator
 from ace.run.loop import Loop
 from ace.run.request import Run
+from ace.settings.config import replace
 
 WARM_UP = 20  # calls before those that count
 RUN_WARM_UP = 200  # steps of a run: processors and memory take about a second to settle
@@ -86,38 +87,29 @@ class Bench:
         self.program, self.lanes = program, len(program.setups)
         rng = np.random.default_rng(0)
         self.state = program.init_state(self._obs(rng), capacity)
-        store = self.state.replay
-        random = np.asarray(program.act_seed(program.lane, np.int32(0)))
+        random, flag = program.random_actions(0), np.zeros(self.lanes, bool)
         for step in range(random.shape[1]):
-            action = random[:, step]
             reward = rng.standard_normal(self.lanes).astype(np.float32)
-            obs, final_obs = self._obs(rng), self._obs(rng)
-            given = program.give(step, obs=obs, final_obs=final_obs, action=action, reward=reward)
-            store = program.add(store, given)
-        self.state = self.state._replace(replay=store)
+            obs, final = self._obs(rng), self._obs(rng)
+            transition = Transition(random[:, step], reward, flag, flag, final, obs)
+            message = program.send(step, obs, transition=transition)
+            self.state = program.add(self.state, message)
         # Step 30,000: past the ramps.
-        self.given = program.give(30_000, obs=self._obs(rng), active=np.ones(self.lanes, bool))
-        self.parts = {"plan": program.act, "update": program.update}
+        self.message = program.send(30_000, self._obs(rng), active=~flag)
 
     def _obs(self, rng: np.random.Generator) -> np.ndarray:
         return rng.standard_normal((self.lanes, self.program.obs_size)).astype(np.float32)
 
-    def arguments(self, part: str) -> tuple:
-        """What a part is called with."""
-        lane, (learner, memory, store) = self.program.lane, self.state
-        if part == "plan":
-            return lane, learner, memory, self.given
-        return lane, learner, store, self.given
-
     def call(self, part: str) -> Any:
         """Make one call, which replaces the state that it uses up."""
-        out = self.parts[part](*self.arguments(part))
-        learner, memory, store = self.state
         if part == "plan":
-            self.state = RunState(learner, out[1], store)
-            return out[0]
-        self.state = RunState(out[0], memory, out[1])
-        return out[2]
+            out, self.state = self.program.act(self.state, self.message)
+        else:
+            self.state, out = self.program.update(self.state, self.message)
+        return out
+
+
+PARTS = ("plan", "update")
 
 
 def compile_all(program: Program, capacity: int) -> float:
@@ -130,14 +122,15 @@ def compile_all(program: Program, capacity: int) -> float:
 
 
 def count_work(run: Run) -> Times:
-    """Floating-point operations of a plan and of an update of one lane, as the method needs them:
-    what a GPU computes besides, to have round sizes, does not count."""
-    with kernels.plain():
-        bench = Bench(Program(run.agent, run.setups[:1]), 1_000)
-        return {
-            part: count_flops(function.trace(*bench.arguments(part)).jaxpr)
-            for part, function in bench.parts.items()
-        }
+    """Floating-point operations of a plan and of an update of one lane by the plain formulas: what
+    a GPU computes besides, to have round sizes, does not count."""
+    plain = [s._replace(config=replace(s.config, {"kernels": "off"})) for s in run.setups[:1]]
+    bench = Bench(Program(run.agent, plain), 1_000)
+    parts = bench.program.parts(bench.state, bench.message)
+    return {
+        part: count_flops(function.jitted.trace(*args).jaxpr)
+        for part, (function, args) in parts.items()
+    }
 
 
 @contextmanager
@@ -180,7 +173,7 @@ def measure_run(run: Run, program: Program, steps: int) -> tuple[Times, dict[str
             jax.block_until_ready(loop.state)
             ends = [time.perf_counter()]
             while not enough(len(ends) - 1):
-                loop.step(loop.agent_step)
+                loop.step()
                 loop.recorder.progress(loop.env_step, skipped_updates=loop.skipped)
                 loop.advance_evaluation()
                 ends.append(time.perf_counter())
@@ -195,10 +188,10 @@ def measure_run(run: Run, program: Program, steps: int) -> tuple[Times, dict[str
             go(lambda n: n == warm_up)
             alone = go(lambda n: n == steps)
             loop.evaluator = evaluator = Evaluator(program, config.eval_episodes, loop.workers)
-            jax.block_until_ready(program.copy(loop.state.learner))  # compiles
+            jax.block_until_ready(program.acting(loop.state))  # compiles
 
             def over() -> bool:
-                return loop.evaluated_step is None
+                return loop.evaluating is None
 
             begun, first = time.perf_counter(), loop.agent_step
             loop.begin_evaluation()
@@ -232,16 +225,18 @@ def measure_run(run: Run, program: Program, steps: int) -> tuple[Times, dict[str
 
 def measure(run: Run, steps: int, limit: float, work: Times) -> dict[str, Any]:
     """All of one program, given the limit of the machine and the work of a lane."""
-    program = Program(run.agent, run.setups)
     capacity = replay_capacity(run.setups)
-    replay_bytes = len(run.setups) * check_memory(program, capacity, len(run.setups))
+    replay_bytes = check_memory(run.agent, run.setups, capacity)
+    program = Program(run.agent, run.setups)
     found: dict[str, Any] = {
         "lanes": len(run.setups),
         "precision": program.config.precision,
+        "kernels": program.config.kernels,
         "replay_bytes": replay_bytes,
     }
     with empty_cache():
         for state in ("cold", "cached"):
+            program = Program(run.agent, run.setups)
             found[f"compile_s_{state}"] = compile_all(program, capacity)
         bench = Bench(program, capacity)
         for part, flops in work.items():
@@ -258,7 +253,7 @@ def profile(run: Run) -> dict[str, list[dict[str, Any]]]:
     """The kernels of a plan and of an update. Whatever is timed should be timed before: once
     observed, a process launches its kernels more slowly."""
     bench = Bench(Program(run.agent, run.setups), replay_capacity(run.setups))
-    return {part: profiled(functools.partial(bench.call, part)) for part in bench.parts}
+    return {part: profiled(functools.partial(bench.call, part)) for part in PARTS}
 
 
 def profiled(call: Callable[[], Any], calls: int = 5, most: int = 25) -> list[dict[str, Any]]:

@@ -111,7 +111,7 @@ def test_episode_is_truncated_at_the_limit_even_inside_a_repeat() -> None:
     env = make("dmc/pendulum-swingup", seed=0, action_repeat=300)
     env.reset()
     action = np.zeros(1, np.float32)
-    ends = [env.step(action)[2:] for _ in range(4)]
+    ends = [env.step(action)[2:4] for _ in range(4)]
     assert ends == [(False, False)] * 3 + [(False, True)]
 
 
@@ -121,7 +121,7 @@ def test_task_without_limit_is_truncated_and_its_actions_are_not_scaled_up() -> 
     assert not env.spec.fixed_length
     env.reset()
     action = np.ones(1, np.float32)
-    ends = [env.step(action)[2:] for _ in range(2)]
+    ends = [env.step(action)[2:4] for _ in range(2)]
     assert ends == [(False, False), (False, True)]
 
 

@@ -12,7 +12,7 @@ import pytest
 from ace.envs.dmc.suite import DmcEnv, load_suite
 
 SUITE: Any = load_suite()  # first: otherwise dm_control would look for OpenGL
-dmc_speed: Any = importlib.import_module("ace.envs.dmc_speed")
+dmc_speed: Any = importlib.import_module("ace.envs.dmc.speed")
 
 # Every way to index, to reward and to integrate: acrobot has RK4, cartpole and lqr models made in
 # Python, escape a terrain made at reset.

@@ -30,7 +30,7 @@ def test_seeds_decide_the_episodes() -> None:
 
 def test_own_environment_by_import_string() -> None:
     spec = get_spec(f"{HERE}:Counter")
-    assert (spec.obs_size, spec.action_size, spec.max_episode_steps) == (2, 2, None)
+    assert (spec.obs_size, spec.action_size) == (2, 2)
 
 
 def test_actions_are_rescaled_to_the_bounds() -> None:

@@ -31,24 +31,24 @@ def test_spec_tells_the_truth(name: str) -> None:
 def test_constant() -> None:
     first, results = episode("probe/constant", 0.3)
     assert first == [0]
-    assert results[0][1:] == (1.0, True, False)
+    assert results[0][1:4] == (1.0, True, False)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_observation(seed: int) -> None:
     first, results = episode("probe/observation", 0.3, seed)
     assert abs(first[0]) == 1
-    assert results[0][1:] == (first[0], True, False)
+    assert results[0][1:4] == (first[0], True, False)
 
 
 def test_discount() -> None:
     first, results = episode("probe/discount", 0.3)
     assert [first[0], results[0].obs[0]] == [0, 1]
-    assert [r[1:] for r in results] == [(0.0, False, False), (1.0, True, False)]
+    assert [r[1:4] for r in results] == [(0.0, False, False), (1.0, True, False)]
 
 
 def test_action() -> None:
-    assert episode("probe/action", 0.5)[1][0][1:] == (1.0, True, False)
+    assert episode("probe/action", 0.5)[1][0][1:4] == (1.0, True, False)
     assert episode("probe/action", -0.5)[1][0].reward == 0.0
 
 
@@ -59,7 +59,7 @@ def test_action_observation() -> None:
 
 def test_truncation() -> None:
     _, results = episode("probe/truncation", 0.3)
-    assert [r[1:] for r in results] == [(1.0, False, False)] * 4 + [(1.0, False, True)]
+    assert [r[1:4] for r in results] == [(1.0, False, False)] * 4 + [(1.0, False, True)]
 
 
 def test_point_rewards_control() -> None:

@@ -118,10 +118,10 @@ def test_returned_arrays_are_copies() -> None:
         first = env.reset()
         kept = first.copy()
         one = env.step(np.ones((1, 1), np.float32))
-        saved = [np.array(array) for array in one[:5]]
+        saved = [np.array(array) for array in one[:6]]
         env.step(np.ones((1, 1), np.float32))
         np.testing.assert_array_equal(first, kept)
-        for array, copy in zip(one[:5], saved, strict=True):
+        for array, copy in zip(one[:6], saved, strict=True):
             np.testing.assert_array_equal(array, copy)
 
 
@@ -165,6 +165,7 @@ def test_order_of_calls_is_enforced() -> None:
         ("NanReward", 1, ["reward is nan"]),
         ("WrongShape", 1, ["shape (3,), expected (2,)"]),
         ("Crash", 2, ["KeyError: 'the joint is missing'", "in reward"]),
+        ("NanNumber", 3, ["number 'success' is nan"]),
     ],
 )
 def test_failing_environment_is_named_and_made_anew(
@@ -204,7 +205,7 @@ def test_an_environment_that_cannot_be_made_again_is_final(workers: int) -> None
 
 def test_failing_reset_is_named() -> None:
     env = VectorEnv(requests(f"{HERE}:CrashAtReset"), 1, 2, 2)
-    with pytest.raises(EnvError, match=r"lane 0 .*failed in reset: OSError"):
+    with pytest.raises(EnvError, match=r"lane 0 .*failed in reset: OSError.*bad_envs.py, line"):
         env.reset()
 
 
@@ -254,20 +255,22 @@ def test_a_worker_that_died_between_steps_is_replaced_at_the_next_reset() -> Non
         assert env.step(_actions(2)).faults == []
 
 
-def test_hung_worker_is_replaced() -> None:
-    with VectorEnv(requests(f"{HERE}:Hang", "probe/long"), 2, 2, 2, timeout=2.0) as env:
+@pytest.mark.parametrize(("name", "background"), [("Hang", False), ("Hang", True), ("Loop", False)])
+def test_hung_worker_is_replaced(name: str, background: bool) -> None:
+    tasks, how = requests(f"{HERE}:{name}", "probe/long"), {"background": background}
+    with VectorEnv(tasks, 2, 2, 2, timeout=1.0, **how) as env:
         env.reset()
         begun = time.monotonic()
         env.step(_actions(2))
         step = env.step(_actions(2))
-        assert 2 <= time.monotonic() - begun < 20
+        assert 1 <= time.monotonic() - begun < 60
         assert [f.row for f in step.faults] == [0]
         assert "worker of lane 0" in step.faults[0].text
         assert "does not answer" in step.faults[0].text
         assert env.step(_actions(2)).faults == []
 
 
-def test_ready_when_all_have_answered_or_one_is_late(monkeypatch) -> None:
+def test_ready_when_all_have_answered_or_one_is_late() -> None:
     with VectorEnv(requests(f"{HERE}:Hang", "probe/long"), 2, 2, 2, timeout=2.0) as env:
         env.begin_reset()
         _until(env.ready)
@@ -279,10 +282,10 @@ def test_ready_when_all_have_answered_or_one_is_late(monkeypatch) -> None:
         _until(env.ready)
         hung: Any = env._groups[0]
         assert not hung.ready()
-        limits, recv = [], hung.recv
-        monkeypatch.setattr(hung, "recv", lambda limit: limits.append(limit) or recv(limit))
-        assert len(env.recv().faults) == 1
-        assert limits[0] <= 1.0  # half of the time was over
+        waited, begun = hung._clock.wall(), time.monotonic()
+        assert "does not answer" in str(hung.recv(2.0))
+        # Since it was asked, not since we wait; a busy machine may add a second.
+        assert waited >= 1 and time.monotonic() - begun < 2.0 - waited + 1.0
 
 
 def test_ready_in_this_process() -> None:
@@ -332,6 +335,11 @@ def test_workers_are_light() -> None:
     env.close()
     assert "numpy" in maps
     assert "jaxlib" not in maps
+
+
+def test_only_what_a_user_prints_comes_from_workers(capfd) -> None:
+    VectorEnv(requests(f"{HERE}:Loud"), 1, 2, 2).close()
+    assert capfd.readouterr().err == "said on purpose\n"
 
 
 SCRIPT = """

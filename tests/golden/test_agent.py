@@ -1,4 +1,5 @@
-"""What the agent hands to the planner: scores, proposals and schedules (2.1, 2.3, 2.7)."""
+"""What the agent hands to the planner and keeps for itself: scores, proposals, schedules, the
+working horizon and the belief (2.1, 2.3, 2.7)."""
 
 import functools
 
@@ -8,9 +9,9 @@ import numpy as np
 import pytest
 
 from ace.agents import ace as agent
-from ace.method import learner, model
-from ace.method.noise import noise_maps
+from ace.method import learner, model, score
 from ace.method.types import Lane
+from ace.planners import PLANNERS, icem
 from ace.settings.config import Config, LearnConfig, NetConfig, PlanConfig, Ramp, flatten, replace
 from tests.golden import reference as ref
 
@@ -43,7 +44,7 @@ def step64(p, s, z, a, b):
     return z, b
 
 
-follow, value = quick(agent.follow), quick(agent.evaluate)
+follow, value = quick(score.follow), quick(score.value)
 
 
 @pytest.mark.parametrize("horizon", [1, 2, 4])
@@ -64,13 +65,19 @@ def test_score_of_a_plan(scene, horizon: int) -> None:
     np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-4)
 
 
+def lane_of(config: Config, size: int = A) -> Lane:
+    maps = jnp.asarray(icem.PLANNER.constants(config))
+    mask = jnp.arange(size) < A
+    return Lane(jnp.uint32(0), jax.tree.map(jnp.float32, config), mask, maps)
+
+
 def test_proposals_are_the_policy_in_the_model(scene) -> None:
     params, stats, p64, s64 = scene
-    lane = Lane(jnp.uint32(0), CONFIG, jnp.ones(A, bool), jnp.asarray(noise_maps(H, 2.5)))
     start = np.random.default_rng(2).standard_normal(4)
     start32, horizon = jnp.asarray(start, jnp.float32), jnp.int32(3)
-    given = (lane, params, stats, start32, jnp.zeros(3), horizon)
-    got, ends = quick(agent.propose)(*given, jax.random.key(0))
+    propose = quick(functools.partial(score.propose, count=20))
+    given = (lane_of(CONFIG), params, stats, start32, jnp.zeros(3), horizon)
+    got, ends = propose(*given, key=jax.random.key(0))
     assert got.shape == (H, 20, A)
     again = follow(CONFIG, params, stats, start32, jnp.zeros(3), got, horizon)
     for one, other in zip(ends, again, strict=True):
@@ -82,24 +89,26 @@ def test_proposals_are_the_policy_in_the_model(scene) -> None:
         z, b = step64(p64, s64, z, a, b)
 
 
+OBSERVED = np.array([0.3, -0.5, 1.0, 0.2], np.float32)
+
+
 @functools.cache
 def acting(train: bool):
     return quick(functools.partial(agent.act, train=train))
 
 
-@functools.cache
-def fresh_learner():
-    return learner.init(CONFIG, 0, (OBS, A), (OBS, A))
-
-
-def act(scene, config=CONFIG, first=True, step=5, memory=None, train=True):
-    params, stats, *_ = scene
-    state = fresh_learner()._replace(params=params, stats=stats)
-    maps = jnp.asarray(noise_maps(H, config.plan.noise_beta))
-    lane = Lane(jnp.uint32(0), jax.tree.map(jnp.float32, config), jnp.ones(A, bool), maps)
-    memory = agent.init_memory(CONFIG, A) if memory is None else memory
-    obs, key = jnp.array([0.3, -0.5, 1.0, 0.2]), jax.random.key(4)
-    return acting(train)(lane, state, memory, obs, jnp.bool_(first), jnp.int32(step), key)
+def act(
+    scene, config=CONFIG, first=True, step=5, memory=None, train=True, sizes=(OBS, A), run=None
+):
+    """An action and the new memory; larger sizes are padded."""
+    part = {"params": scene[0], "stats": scene[1]}
+    part["params"] = learner.nets.pad(
+        part["params"], model.axes(config), dict(zip(("obs", "action"), sizes, strict=True))
+    )
+    memory = agent.memory(config, sizes[1]) if memory is None else memory
+    obs = np.pad(OBSERVED, (0, sizes[0] - OBS))
+    given = jnp.bool_(first), jnp.int32(step), jax.random.key(4)
+    return (run or acting(train))(lane_of(config, sizes[1]), part, memory, obs, *given)
 
 
 def test_the_working_horizon_changes_only_when_an_episode_begins(scene) -> None:
@@ -111,36 +120,70 @@ def test_the_working_horizon_changes_only_when_an_episode_begins(scene) -> None:
     assert memory.horizon == 4
 
 
-def act_slowly(scene, changes: dict):
-    """`act` as it stands, not compiled, with noise that makes every proposal another one."""
-    params, stats, *_ = scene
+def test_memory_is_the_planners_and_what_the_agent_adds_to_it(scene) -> None:
+    memory = agent.memory(CONFIG, A)
+    assert memory._fields == ("plan", "horizon", "belief") and memory.belief.shape == (3,)
+    planned = icem.init(CONFIG, A)
+    assert jax.tree.structure(memory.plan) == jax.tree.structure(planned)
+    _, after = act(scene)
+    for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(memory), strict=True):
+        assert (new.shape, new.dtype) == (old.shape, old.dtype)
+
+
+def test_a_belief_is_carried_inside_an_episode_where_the_settings_say_so(scene) -> None:
+    p64 = scene[2]
+    z = ref.encoder(p64["encoder"], OBSERVED)
+    carried = replace(CONFIG, {"parity.carry_belief": True})
+    old = np.array([0.7, -0.2, 0.4], np.float32)
+    memory = agent.memory(carried, A)._replace(belief=jnp.asarray(old), horizon=jnp.int32(2))
+    for config, first in ((carried, True), (carried, False), (CONFIG, False)):
+        action, after = act(scene, config, first=first, step=60, memory=memory)
+        before = np.zeros(3) if first else old
+        new = ref.gru(p64["cell"], np.concatenate([z, action]), before)
+        np.testing.assert_allclose(after.belief, old if config is CONFIG else new, atol=2e-5)
+
+
+def test_padded_actions_and_observations_change_nothing(scene) -> None:
+    config = replace(CONFIG, {"learn.smoothing_std": 0.3, "learn.smoothing_clip": 0.9})
+    action, memory = act(scene, config, step=60)
+    wide_action, wide = act(scene, config, step=60, sizes=(OBS + 3, A + 2))
+    np.testing.assert_allclose(wide_action[:A], action, atol=1e-5)
+    np.testing.assert_allclose(wide.plan.mean[:, :A], memory.plan.mean, atol=1e-5)
+    assert not np.any(wide_action[A:]) and not np.any(wide.plan.elites[..., A:])
+
+
+def act_once(scene, changes: dict):
+    """`act` in a program of its own, with noise that makes every proposal another one."""
     config = replace(CONFIG, {"learn.smoothing_std": 0.3, "learn.smoothing_clip": 0.9} | changes)
-    state = fresh_learner()._replace(params=params, stats=stats)
-    maps = jnp.asarray(noise_maps(H, config.plan.noise_beta))
-    lane = Lane(jnp.uint32(0), config, jnp.ones(A, bool), maps)
-    memory, first = agent.init_memory(config, A), jnp.bool_(True)
-    obs = jnp.array([0.3, -0.5, 1.0, 0.2])
-    return agent.act(lane, state, memory, obs, first, jnp.int32(60), jax.random.key(4), train=True)
+    run = quick(functools.partial(agent.act, train=True))
+    return act(scene, config, step=60, run=run)
 
 
 @pytest.mark.parametrize("variant", ["mixed", "policy_first"])
 @pytest.mark.parametrize("carry", [False, True])
 def test_a_proposal_is_worth_what_its_own_rollout_is(scene, monkeypatch, variant, carry) -> None:
-    plan, seen = agent.planners.plan, []
+    """And the noise at the end of a sequence is drawn anew in every call, and only then."""
+    told = []
 
-    def spy(config, score, *rest):
-        def both(actions, eps, proposed):
-            fast, slow = score(actions, eps, proposed), score(actions, eps, slice(0, 0))
-            seen.append((fast, slow, proposed))
+    def spy(config, rate, proposals, memory, x, key, train):
+        seen = []
+
+        def both(actions, proposed, call):
+            fast = rate(actions, proposed, call)
+            other = rate(actions, proposed, call + 1)
+            seen.append((fast, rate(actions, slice(0, 0), call), other))
+            told.append(proposed)
             return fast
 
-        return plan(config, both, *rest)
+        action, _ = icem.plan(config, both, proposals, memory, x, key, train)
+        return action, seen
 
-    monkeypatch.setattr(agent.planners, "plan", spy)
-    act_slowly(scene, {"plan.variant": variant, "parity.carry_belief": carry})
-    assert max(p.stop - p.start for *_, p in seen) == (20 if variant == "mixed" else 40)
-    for fast, slow, proposed in seen:
+    monkeypatch.setitem(PLANNERS, "icem", icem.PLANNER._replace(plan=spy))
+    _, memory = act_once(scene, {"plan.variant": variant, "parity.carry_belief": carry})
+    assert max(p.stop - p.start for p in told) == (20 if variant == "mixed" else 40)
+    for (fast, slow, other), proposed in zip(memory.plan, told, strict=True):
         np.testing.assert_allclose(fast, slow, rtol=1e-5, atol=1e-5)
+        assert np.median(np.abs(other - fast)) > 1e-3
         if proposed.stop > proposed.start:
             assert np.ptp(slow[proposed]) > 1e-2  # so that they cannot be mistaken for each other
 
@@ -155,8 +198,8 @@ def test_a_proposal_is_worth_what_its_own_rollout_is(scene, monkeypatch, variant
     ],
 )
 def test_plans_without_proposals_or_without_anything_else(scene, changes: dict) -> None:
-    action, memory = act_slowly(scene, changes)
-    assert np.isfinite(action).all() and np.isfinite(memory.mean).all()
+    action, memory = act_once(scene, changes)
+    assert np.isfinite(action).all() and np.isfinite(memory.plan.mean).all()
 
 
 PLAN_FLOATS = [
@@ -178,15 +221,11 @@ def test_every_number_of_the_planner_changes_the_plan(scene, name: str) -> None:
         "plan.temperature": 20.0,
         "plan.max_std": 0.1 if name == "plan.max_std" else 2.0,
     }
+    if name.startswith("plan.policy_ramp"):  # as many elites as samples: poor proposals matter too
+        changes |= {"plan.elites": 40, "plan.temperature": 0.5}
     config = replace(CONFIG, changes)
     factor = 0.0 if name == "plan.policy_ramp.start" else 0.5
     other = replace(config, {name: factor * flatten(config)[name]})
-    if name.startswith("plan.policy_ramp"):  # let the proposals, poor as they are here, be good
-        negated = {
-            head: scene[0][head] | {"out": jax.tree.map(np.negative, scene[0][head]["out"])}
-            for head in ("reward", "value")
-        }
-        scene = (scene[0] | negated, *scene[1:])
     # The full horizon: for three steps or fewer every exponent gives the same noise.
     _, memory = act(scene, config, first=True, step=100)
     first = name.startswith("plan.horizon_ramp")
@@ -199,20 +238,17 @@ def test_every_number_of_the_planner_changes_the_plan(scene, name: str) -> None:
 
 
 def test_working_horizon_of_dmcontrol() -> None:
-    horizon = jax.vmap(functools.partial(agent._horizon, Config()))
+    horizon = jax.vmap(functools.partial(agent.working_horizon, Config()))
     steps = [0, 6249, 6250, 12499, 12500, 18749, 18750, 24999, 25000, 125_000]
     np.testing.assert_array_equal(horizon(jnp.array(steps)), [2, 2, 3, 3, 4, 4, 5, 5, 6, 6])
-    long = functools.partial(agent._horizon, replace(Config(), {"plan.horizon": 7}))
+    long = functools.partial(agent.working_horizon, replace(Config(), {"plan.horizon": 7}))
     np.testing.assert_array_equal(
         jax.vmap(long)(jnp.arange(0, 30_001, 5_000)), [2, 3, 4, 5, 6, 7, 7]
     )
 
 
 def values(ramp, final, steps):
-    def at(s):
-        return learner.ramp(ramp, final, s, 5_000)
-
-    return np.asarray(jax.vmap(at)(jnp.array(steps)))
+    return np.asarray(ramp.at(final, jnp.array(steps), 5_000))
 
 
 def test_deviation_floor_falls_from_step_zero() -> None:

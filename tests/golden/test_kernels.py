@@ -1,8 +1,11 @@
-"""The fused kernels, interpreted, against the plain functions and automatic differentiation."""
+"""The fused kernels by themselves, interpreted, against textbook formulas and automatic
+differentiation."""
 
 # pyright: reportCallIssue=false
 
 import operator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,10 +14,7 @@ import numpy as np
 import pytest
 
 from ace.engine import kernels
-from ace.engine.kernels import common
-from ace.method import learner, model, nets
-from ace.method.types import Batch, Lane
-from ace.settings.config import Config, replace
+from ace.engine.kernels import columns, common, dynamics, gru, layers, rows
 
 F = jnp.float32
 
@@ -27,6 +27,7 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(common, "INTERPRET", True)
 
 
+KERNELS = (rows, gru, columns, dynamics, layers)
 KINDS = [(act, norm) for act in ("elu", "tanh") for norm in (True, False)]
 
 
@@ -136,106 +137,54 @@ def close(got, wanted) -> None:
     np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_kernels_are_tried_out_before_they_are_used(monkeypatch, capsys, tmp_path, dtype) -> None:
-    monkeypatch.setattr(kernels, "_mark_of_success", lambda: tmp_path / "cache" / "passed")
-    kernels._have_gpu.cache_clear()
+@pytest.fixture
+def trial(monkeypatch, tmp_path) -> Iterator[Path]:
+    """A machine with a card on which nothing was tried out; the file that says what passed."""
+    passed = tmp_path / "cache" / "passed"
+    monkeypatch.setattr(kernels, "_mark_of_success", lambda: passed)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert kernels._have_gpu() and (tmp_path / "cache" / "passed").exists()
-    kernels._have_gpu.cache_clear()
-    with monkeypatch.context() as patch:
-        patch.setattr(kernels, "_try_out", lambda: pytest.fail("passed before"))
-        assert kernels._have_gpu()
-    kernels._have_gpu.cache_clear()
-    (tmp_path / "cache" / "passed").unlink()
-    forward, wrong = kernels.rows.fused_forward, {jnp.float32: 1.01, jnp.bfloat16: 1.05}[dtype]
+    kernels._broken.cache_clear()
+    yield passed
+    kernels._broken.cache_clear()
+
+
+def test_kernels_are_tried_out_once(monkeypatch, trial) -> None:
+    assert kernels._broken() == "" and trial.exists()
+    kernels._broken.cache_clear()
+    monkeypatch.setattr(kernels, "_try_out", lambda: pytest.fail("passed before"))
+    assert kernels._broken() == ""
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_kernels_that_are_wrong_are_not_used(monkeypatch, trial, dtype) -> None:
+    for kind in (gru, columns, dynamics, layers):  # these are tried out above
+        monkeypatch.setattr(kind, "trial", lambda dtype: ())
+    forward, wrong = rows.fused_forward, {jnp.float32: 1.01, jnp.bfloat16: 1.05}[dtype]
 
     def fused_forward(act, norm, out, *args):
         y, stats = forward(act, norm, out, *args)
         return (wrong * y if out == dtype else y), stats
 
-    monkeypatch.setattr(kernels.rows, "fused_forward", fused_forward)
-    assert not kernels._have_gpu()
-    out = capsys.readouterr().out
-    assert "a kernel is wrong" in out and dtype.__name__ in out
-    kernels._have_gpu.cache_clear()
+    monkeypatch.setattr(rows, "fused_forward", fused_forward)
+    why = kernels._broken()
+    assert "rows is wrong" in why and jnp.dtype(dtype).name in why and not trial.exists()
 
 
-def test_gru_kernels_are_the_plain_gru(monkeypatch) -> None:
-    rng = np.random.default_rng(0)
-    shapes = {"wi": (20, 384), "wh": (128, 384)}
-    p: Any = {k: jnp.asarray(rng.standard_normal(s) / 5, F) for k, s in shapes.items()}
-    p["norm"] = {k: jnp.asarray(rng.standard_normal((3, 128)), F) for k in ("scale", "bias")}
-    x, b, d = (jnp.asarray(rng.standard_normal((24, n)), F) for n in (20, 128, 128))
+@pytest.mark.parametrize("kind", KERNELS)
+def test_a_wrong_kernel_of_any_kind_is_found_out(monkeypatch, trial, kind) -> None:
+    for other in KERNELS:
+        got = jnp.full(2, 1.1 if other is kind else 1.0)
+        monkeypatch.setattr(other, "trial", lambda dtype, got=got: ((got, jnp.ones(2)),))
+    assert f"{kind.__name__.rpartition('.')[2]} is wrong" in kernels._broken()
 
-    def both() -> tuple:
-        out, gradient = jax.vjp(nets.ln_gru, p, x, b)
-        first, gradient_first = jax.vjp(lambda p, x: nets.ln_gru(p, x, None), p, x)
-        return out, gradient(d), first, gradient_first(d)
 
-    monkeypatch.setattr(nets, "on_gpu", lambda: True)
-    fused = both()
-    monkeypatch.setattr(nets, "on_gpu", lambda: False)
+def test_without_a_card_nothing_is_tried_out(monkeypatch) -> None:
+    kernels._broken.cache_clear()
+    monkeypatch.setattr(kernels, "_try_out", lambda: pytest.fail("there is no card"))
+    assert "no NVIDIA GPU" in kernels._broken()
+    assert kernels.broken() == ""  # interpreted, they need none
     monkeypatch.setattr(common, "INTERPRET", False)
-    plain = both()
-    for one, other in zip(jax.tree.leaves(fused), jax.tree.leaves(plain), strict=True):
-        scale = float(jnp.abs(other).max())
-        np.testing.assert_allclose(one / scale, other / scale, atol=2e-6)
-
-
-def test_an_update_on_the_fast_path_has_the_gradients_of_the_plain_one(monkeypatch) -> None:
-    """The loss of model and critics, and the policy's, as a GPU would compute them."""
-    changes = {"net.mlp": 128, "net.encoder": 128, "net.belief": 128, "net.latent": 8}
-    changes |= {"learn.batch": 64, "plan.horizon": 3, "plan.horizon_ramp.start": 2.0}
-    config = replace(Config(), changes | {"precision": "f32"})
-    rng = np.random.default_rng(0)
-    params, _ = model.init(rng, config, 5, 2)
-    params = jax.tree.map(lambda x: jnp.asarray(x + 0.1 * rng.standard_normal(x.shape), F), params)
-    model_params, policy_params = learner.split(params)
-
-    def draw(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.standard_normal(shape), F)
-
-    batch = Batch(
-        obs=draw(4, 64, 5),
-        action=jnp.tanh(draw(3, 64, 2)),
-        reward=draw(3, 64),
-        continues=jnp.ones((3, 64)),
-        mask=jnp.ones((3, 64)).at[2:, :9].set(0.0),
-        weight=jnp.abs(draw(64)),
-        index=jnp.arange(64),
-    )
-    targets, y, eps = draw(3, 64, 8), draw(3, 64), draw(2, 4, 64, 2)
-    lane = Lane(jnp.uint32(0), config, jnp.ones(2, bool), jnp.zeros((4, 3, 3)))
-
-    def gradients(interpret: bool):
-        return jax.jit(lambda: traced(interpret))()
-
-    def traced(interpret: bool):
-        monkeypatch.setattr(common, "INTERPRET", interpret)
-        monkeypatch.setattr(nets, "on_gpu", lambda: interpret)
-        grad = jax.grad(learner.model_loss, has_aux=True)
-        wide = jnp.pad(targets, ((0, 0), (0, 0), (0, 8 if interpret else 0)))
-        grads, aux = grad(model_params, config, batch, wide, y)
-        online = model.encode(learner.cast(config, params), batch.obs)
-        of_policy = jax.grad(learner.policy_loss_of, has_aux=True)
-        policy, _ = of_policy(policy_params, lane, model_params, aux["z"], online, batch, eps)
-        rest = jnp.abs(aux["z"][..., 8:]).sum()  # on a GPU, zeros up to a round size
-        return grads, policy, aux | {"z": aux["z"][..., :8], "rest": rest}
-
-    plain, calls = gradients(False), []
-    launch = common.launch
-    for module in (kernels.rows, kernels.gru, kernels.columns):
-        monkeypatch.setattr(
-            module, "launch", lambda k, n, **how: calls.append(n) or launch(k, n, **how)
-        )
-    jax.clear_caches()  # or a kernel traced before would not be launched again
-    fast = gradients(True)
-    both = {"norm_elu", "norm_tanh", "elu", "norm_elu_head", "elu_head", "gru", "batch_norm"}
-    assert set(calls) == both | {f"{name}_gradient" for name in both}
-    for one, other in zip(jax.tree.leaves(plain), jax.tree.leaves(fast), strict=True):
-        scale = float(jnp.abs(one).max()) + 1e-6
-        np.testing.assert_allclose(other / scale, one / scale, atol=2e-5)
+    assert "no NVIDIA GPU" in kernels.broken() and not kernels.fits(rows, 64, 128)
 
 
 @pytest.mark.parametrize("rows", [64, 1024])
@@ -269,70 +218,19 @@ def test_batch_norm_kernels_bear_a_far_mean_and_a_first_row_far_from_it() -> Non
     np.testing.assert_allclose(y, np.where(unit > 0, unit, np.expm1(unit)), atol=2e-4)
 
 
+def tried(kind, dtype) -> Any:
+    """What the kernels give in their trial, and what they should, in one program."""
+    return jax.jit(lambda: list(kind.trial(dtype)))()
+
+
 def test_layers_that_do_not_learn_in_kernels() -> None:
-    for got, wanted in kernels.layers.trial(jnp.bfloat16):
+    for got, wanted in tried(layers, jnp.bfloat16):
         assert got.dtype == wanted.dtype
         np.testing.assert_allclose(got.astype(F), wanted.astype(F), rtol=2**-7, atol=2**-7)
 
 
-def test_layers_that_learn_are_those_of_the_plain_path(monkeypatch) -> None:
-    rng = np.random.default_rng(0)
-    into, mid, out = (nets.linear_init(rng, *size) for size in ((64, 128), (128, 128), (128, 3)))
-    for p in (into, mid, out):  # matrices in bf16, biases in float32, as in an update
-        p["w"] = jnp.asarray(np.stack([p["w"], 0.5 * p["w"]]), jnp.bfloat16)
-        p["b"] = jnp.asarray(rng.standard_normal((2, p["b"].size)) / 4, F)
-    x = jnp.asarray(rng.standard_normal((2, 48, 64)), jnp.bfloat16)
-
-    def mlp(into, mid, out, x) -> jax.Array:
-        lanes = jax.vmap(lambda i, m, o, x: nets.dense_out(m, o, nets.dense_elu(i, x)))
-        return jnp.sin(lanes(into, mid, out, x)).sum()
-
-    def found() -> tuple:
-        return mlp(into, mid, out, x), jax.grad(mlp, (0, 1, 2, 3))(into, mid, out, x)
-
-    value, gradients = found()
-    assert "widen" in (text := str(jax.make_jaxpr(mlp)(into, mid, out, x))) and "narrow" in text
-    monkeypatch.setattr(common, "INTERPRET", False)
-    plain, wanted = found()
-    np.testing.assert_allclose(value, plain, rtol=1e-2, atol=0.1)
-    for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True):
-        assert one.shape == other.shape and one.dtype == other.dtype
-        scale = float(jnp.abs(other).max())
-        np.testing.assert_allclose(one.astype(F) / scale, other.astype(F) / scale, atol=0.03)
-
-
 def test_a_step_of_the_model_in_kernels() -> None:
-    for both in kernels.dynamics.trial(jnp.bfloat16):
+    for both in tried(dynamics, jnp.bfloat16):
         for got, wanted in zip(*both, strict=True):
             scale = float(jnp.abs(wanted).max())
             np.testing.assert_allclose(got.astype(F), wanted.astype(F), atol=2**-7 * (1 + scale))
-
-
-@pytest.mark.parametrize(
-    ("lanes", "given", "size"),
-    # Programs of few rows and of many; 38 actions are padded to 48, which is no power of two.
-    [(1, False, 3), (1, True, 38), (100, False, 38), (100, True, 3)],
-)
-def test_plans_imagine_the_same_with_kernels(monkeypatch, lanes, given, size: int) -> None:
-    monkeypatch.setattr(nets, "on_gpu", lambda: True)
-    config = replace(Config(), {"net.mlp": 128, "net.encoder": 128, "precision": "bf16"})
-    rng = np.random.default_rng(0)
-    params, stats = model.init(rng, config, 5, size)
-    stats = jax.tree.map(lambda x: x + rng.uniform(0, 1, x.shape).astype("f"), stats)
-    params = learner.cast(config, params)
-    z = jnp.asarray(rng.standard_normal(64), jnp.bfloat16) * (jnp.arange(64) < 50)
-    b = jnp.asarray(rng.uniform(-1, 1, 128), jnp.bfloat16) if given else None
-    actions = jnp.asarray(rng.uniform(-1, 1, (3, 72, size)), F)
-
-    def imagine() -> tuple:
-        with kernels.lanes(lanes):
-            free = model.imagine(params, stats, z, b, actions)
-            return *free, *model.imagine_policy(params, stats, config.learn, z, b, actions)
-
-    got = imagine()
-    text = str(jax.make_jaxpr(imagine)())
-    assert "name=step" in text
-    monkeypatch.setattr(common, "INTERPRET", False)
-    for x, y in zip(got, imagine(), strict=True):
-        assert x.shape == y.shape and x.dtype == y.dtype
-        np.testing.assert_allclose(x.astype(F), y.astype(F), rtol=0.05, atol=0.05)

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ace.engine import fused
 from ace.method import model, nets
 from ace.settings.config import Config, LearnConfig, NetConfig, replace
 from tests.golden import reference as ref
 
 # Compiled whole: many small eager programs take longer to build than one.
-layer_norm = jax.jit(nets.layer_norm)
 dense_batch_norm = jax.jit(nets.dense_batch_norm)
 ln_gru = jax.jit(nets.ln_gru)
 encode, believe, value = jax.jit(model.encode), jax.jit(model.believe), jax.jit(model.value)
@@ -51,12 +51,13 @@ def test_linear_by_hand() -> None:
     close(nets.linear(p, jnp.array([2.0, 10.0])), [32.5, 53.0])
 
 
-def test_a_product_in_float32_keeps_what_bf16_would_lose() -> None:
+@pytest.mark.parametrize("linear_f32", [nets.linear_f32.plain, fused.linear_f32])
+def test_a_product_in_float32_keeps_what_bf16_would_lose(linear_f32) -> None:
     x = jnp.full((1, 512), 1.0, jnp.bfloat16)
     p = {"w": jnp.full((512, 1), 1.0078125, jnp.bfloat16), "b": jnp.array([0.0])}
-    assert nets.linear_f32(p, x).dtype == jnp.float32
-    assert nets.linear_f32(p, x)[0, 0] == 516.0  # bf16 has 516 but not every sum on the way
-    grads = jax.grad(lambda p, x: nets.linear_f32(p, x).sum(), (0, 1))(p, x)
+    assert linear_f32(p, x).dtype == jnp.float32
+    assert linear_f32(p, x)[0, 0] == 516.0  # bf16 has 516 but not every sum on the way
+    grads = jax.grad(lambda p, x: linear_f32(p, x).sum(), (0, 1))(p, x)
     assert grads[1].dtype == jnp.bfloat16 and (grads[1] == 1.0078125).all()
     close(grads[0]["b"], [1.0])
 
@@ -72,27 +73,30 @@ def test_a_product_in_two_parts_keeps_sixteen_bits_until_the_end() -> None:
         far = np.abs(np.asarray(y, np.float64) - x @ w)
         return bool((far <= 2**-8 * np.abs(x @ w) + 2**-16 * scale).all())
 
-    assert rounded_once(jax.jit(nets.product_split)(x32, w32))
+    assert rounded_once(jax.jit(fused.product_split)(x32, w32))
     halves = [jnp.asarray(a, jnp.bfloat16) for a in (x32, w32)]
     assert not rounded_once(jnp.matmul(*halves, preferred_element_type=jnp.float32))
     dy = rng.standard_normal((40, 24))
-    dx, dw = jax.vjp(nets.product_split, x32, w32)[1](jnp.asarray(dy, jnp.bfloat16))
+    dx, dw = jax.vjp(fused.product_split, x32, w32)[1](jnp.asarray(dy, jnp.bfloat16))
     np.testing.assert_allclose(dw, x.T @ dy, atol=2**-8 * np.abs(x.T @ dy).max())
     np.testing.assert_allclose(dx, dy @ w.T, atol=2**-7 * np.abs(dy @ w.T).max())
 
 
 def test_layer_norm_by_hand() -> None:
-    # Mean 2, variance 2/3.
-    p = {"scale": jnp.array([1.0, 2.0, 3.0]), "bias": jnp.array([0.0, 1.0, 0.0])}
+    # With the bias: 1, 2, 3; mean 2, variance 2/3.
+    norm = {"scale": jnp.array([1.0, 2.0, 3.0]), "bias": jnp.array([0.0, 1.0, 0.0])}
+    b, x = jnp.array([0.5, 0.0, -1.0]), jnp.array([0.5, 2.0, 4.0])
     unit = 1 / np.sqrt(2 / 3 + 1e-5)
-    close(layer_norm(p, jnp.array([1.0, 2.0, 3.0])), [-unit, 1.0, 3 * unit], 1e-6)
+    y = nets.bias_norm_act("elu", b, norm, x, jnp.float32)
+    close(y, [np.expm1(-unit), 1.0, 3 * unit], 1e-6)
+    close(nets.bias_norm_act("tanh", b, norm, x, jnp.float32)[:2], np.tanh([-unit, 1.0]), 1e-6)
+    close(nets.bias_norm_act("elu", b, None, x, jnp.float32), [1.0, 2.0, 3.0], 1e-6)
 
 
 def test_layer_norm_epsilon_matters_for_small_inputs() -> None:
-    p = nets.norm_init(2)
     x = jnp.array([-1e-2, 1e-2])
-    close(layer_norm(p, x), np.array([-1, 1]) * 1e-2 / np.sqrt(1e-4 + 1e-5), 1e-5)
-    close(layer_norm(p, x, eps=1e-3), np.array([-1, 1]) * 1e-2 / np.sqrt(1e-4 + 1e-3), 1e-5)
+    close(nets.normed(x), np.array([-1, 1]) * 1e-2 / np.sqrt(1e-4 + 1e-5), 1e-5)
+    close(nets.normed(x, eps=1e-3), np.array([-1, 1]) * 1e-2 / np.sqrt(1e-4 + 1e-3), 1e-5)
 
 
 def test_batch_norm_train_uses_biased_and_eval_uses_running_statistics() -> None:
@@ -281,7 +285,7 @@ def test_every_matrix_starts_orthogonal_as_a_whole() -> None:
 def test_padding_leaves_a_lane_as_it_is() -> None:
     config = replace(CONFIG, {"parity.reward_input": "all"})
     params, _ = scrambled(config=config)
-    wide = model.pad(params, OBS + 3, ACTION + 2)
+    wide = nets.pad(params, model.axes(config), {"obs": OBS + 3, "action": ACTION + 2})
     rng = np.random.default_rng(2)
     obs, z, a, b = (rng.standard_normal((3, n)).astype("f") for n in (OBS, 4, ACTION, 6))
     obs2, a2 = np.pad(obs, ((0, 0), (0, 3))), np.pad(a, ((0, 0), (0, 2)))
@@ -303,7 +307,8 @@ def test_padding_leaves_a_lane_as_it_is() -> None:
     close(wide_mu[:, :ACTION], mu, 1e-6)
     assert not np.any(wide_mu[:, ACTION:])
     plain, _ = scrambled()  # a reward head that reads the belief alone needs no padding
-    assert model.pad(plain, OBS, ACTION + 2)["reward"]["in"]["w"].shape == (6, 12)
+    wide = nets.pad(plain, model.axes(CONFIG), {"obs": OBS, "action": ACTION + 2})
+    assert wide["reward"]["in"]["w"].shape == (6, 12)
 
 
 def test_action_noise_is_the_same_whatever_the_padding() -> None:

@@ -2,7 +2,7 @@
 (2.3 to 2.6), and its refits are done again in NumPy."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ace.method.noise import noise_maps
-from ace.planners import PlanInput, icem, init_memory, plan, populations
-from ace.settings.config import Config, PlanConfig, replace
+from ace.planners import PLANNERS, Context, Planner, icem, register
+from ace.planners.icem import plan, populations
+from ace.settings.config import Config, PlanConfig, Ramp, replace, validate
 
 # These programs run a few times only: compile them fast rather than well.
 quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -26,64 +26,81 @@ SMALL = replace(
         "plan.elites": 8,
         "plan.elite_reuse": 0.5,
         "plan.min_std": 0.01,
+        "plan.std_ramp.duration": 0.0,
+        "plan.policy_ramp.duration": 0.0,
         "plan.select_eval": "best",
     },
 )
+LATER = SMALL.seed_steps + 1  # an agent step at which both ramps have ended
 GOAL = np.array([[0.5, -0.3], [0.2, 0.6], [-0.4, 0.1], [0.0, -0.7]], np.float32)
 
 
-def quadratic(actions, noise, proposed=None):
+def quadratic(actions, proposed=slice(0, 0), call=0):
     """A score whose optimum is known."""
-    return -jnp.sum(jnp.square(actions - GOAL[:, None]), (0, 2))
+    return -jnp.sum(jnp.square(actions - GOAL[: len(actions), None]), (0, 2))
 
 
 @functools.cache
 def compiled(score, train: bool):
-    def run(config, memory, x):
+    def run(config, proposals, memory, x, key):
         seen = []
 
-        def spy(actions, noise, proposed):
-            assert noise.shape == (actions.shape[1], actions.shape[2])
-            values = jnp.asarray(score(actions, noise))
+        def spy(actions, proposed, call):
+            assert call == len(seen)  # the calls of one plan are counted from zero
+            values = jnp.asarray(score(actions, proposed, call))
             seen.append((actions, values))
+            told.append((proposed.start, proposed.stop))
             return values
 
-        return *plan(config, spy, memory, x, train), seen
+        told: list[tuple[int, int]] = []
+        return *plan(config, spy, proposals, memory, x, key, train), seen, told
 
     return quick(run)
 
 
-def watch(config: Config, score, memory, x: PlanInput, train: bool = False):
+class Given(NamedTuple):
+    """What one plan is given besides its settings, score and memory."""
+
+    proposals: jax.Array
+    context: Context
+    key: jax.Array
+
+
+def watch(config: Config, score, memory, given: Given, train: bool = False):
     """The action, the memory, and the candidates and values of every iteration."""
-    return jax.tree.map(np.asarray, compiled(score, train)(config, memory, x))
+    run = compiled(score, train)
+    found = run(config, given.proposals, memory, given.context, given.key)
+    *found, seen, told = jax.tree.map(np.asarray, found)
+    assert len(seen) == config.plan.iterations
+    for (actions, _), (start, stop) in zip(seen, told, strict=True):
+        # What the score is told to be the first proposals is just that.
+        wanted = given.proposals[:, : stop - start]
+        np.testing.assert_array_equal(actions[:, start:stop], wanted)
+    return *found, seen
 
 
-def given_input(config: Config, size: int = 2, seed: int = 0, **changes: Any) -> PlanInput:
+def scene(config: Config, size: int = 2, seed: int = 0, key: Any = None, **changes: Any) -> Given:
     p = config.plan
-    horizon = int(changes.pop("horizon", p.horizon))
-    count = max(icem.proposal_counts(p))
     rng = np.random.default_rng(5)
-    x = PlanInput(
-        proposals=jnp.asarray(rng.uniform(-1, 1, (p.horizon, count, size)), jnp.float32),
+    shape = (p.horizon, icem.PLANNER.proposals(config), size)
+    context = Context(
         first=jnp.bool_(True),
-        horizon=jnp.int32(horizon),
-        std_floor=jnp.float32(p.min_std),
-        policy_fraction=jnp.float32(p.policy_fraction),
-        noise_map=jnp.asarray(noise_maps(p.horizon, p.noise_beta)[horizon]),
+        horizon=jnp.int32(changes.pop("horizon", p.horizon)),
+        agent_step=jnp.int32(LATER),
         mask=jnp.ones(size, bool),
-        key=jax.random.key(seed, impl="rbg"),  # compiles in a third of the time
+        constants=jnp.asarray(icem.PLANNER.constants(config)),
     )
-    return x._replace(**changes)
+    if key is None:
+        key = jax.random.key(seed, impl="rbg")  # compiles in a third of the time
+    proposals = jnp.asarray(rng.uniform(-1, 1, shape), jnp.float32)
+    return Given(proposals, context._replace(**changes), key)
 
 
-def random_memory(config: Config, size: int = 2, seed: int = 3):
+def random_memory(config: Config, size: int = 2, seed: int = 3) -> icem.PlanMemory:
     rng = np.random.default_rng(seed)
-    memory = init_memory(config, size)
-
-    def fill(x):
-        return jnp.asarray(rng.uniform(-1, 1, x.shape), jnp.float32)
-
-    return memory._replace(mean=fill(memory.mean), elites=fill(memory.elites))
+    return jax.tree.map(
+        lambda x: jnp.asarray(rng.uniform(-1, 1, x.shape), jnp.float32), icem.init(config, size)
+    )
 
 
 def weights_of(values: np.ndarray, temperature: float) -> np.ndarray:
@@ -110,33 +127,30 @@ def test_proposal_counts() -> None:
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_the_score_is_told_where_the_proposals_are(variant: str, iterations: int) -> None:
     config = replace(SMALL, {"plan.variant": variant, "plan.iterations": iterations})
-    x = given_input(config)
-    told = []
-
-    def score(actions, noise, proposed):
-        told.append(proposed.stop - proposed.start)
-        got, wanted = actions[:, proposed], x.proposals[:, : told[-1]]
-        np.testing.assert_array_equal(np.asarray(got), np.asarray(wanted))
-        return jnp.arange(actions.shape[1], dtype=jnp.float32)
-
-    plan(config, score, init_memory(config, 2), x, train=True)
     wanted = icem.proposal_counts(config.plan)
     if variant == "policy_first" and iterations == 1:
         wanted = [0]  # the mean takes the place of the first
-    assert told == wanted
+    assert [p.stop - p.start for _, p, _ in asked(config)] == wanted
+    watch(config, quadratic, icem.init(config, 2), scene(config), train=True)  # checks which
+
+
+def asked(config: Config) -> list[tuple[int, slice, int]]:
+    """Candidates, proposals and number of every call of the score, without running the program."""
+    calls = []
+
+    def score(actions, proposed, call):
+        calls.append((actions.shape[1], proposed, call))
+        return jnp.zeros(actions.shape[1])
+
+    def run(m, x):
+        return plan(config, score, x.proposals, m, x.context, x.key, True)
+
+    jax.eval_shape(run, icem.init(config, 2), scene(config))
+    return calls
 
 
 def rated(config: Config) -> list[int]:
-    """Candidates per iteration, without running the program."""
-    counts = []
-
-    def score(actions, noise, proposed):
-        counts.append(actions.shape[1])
-        return jnp.zeros(actions.shape[1])
-
-    shapes = (init_memory(config, 2), given_input(config))
-    jax.eval_shape(lambda m, x: plan(config, score, m, x, train=True), *shapes)
-    return counts
+    return [count for count, *_ in asked(config)]
 
 
 def test_candidates_per_iteration() -> None:
@@ -150,10 +164,11 @@ def test_candidates_per_iteration() -> None:
 
 @pytest.fixture(scope="module")
 def watched():
-    """A plan at a later step of an episode, with all it rated and what came out."""
-    memory = random_memory(SMALL)
-    x = given_input(SMALL, first=jnp.bool_(False), std_floor=jnp.float32(0.03))
-    action, after, seen = watch(SMALL, quadratic, memory, x)
+    """A plan at a later step of an episode, with all it rated and what came out; the lower bound
+    of the deviation is half way on its ramp from 0.05 to 0.01."""
+    config = replace(SMALL, {"plan.std_ramp": Ramp(0.05, 2.0 * LATER)})
+    memory, x = random_memory(config), scene(config, first=jnp.bool_(False))
+    action, after, seen = watch(config, quadratic, memory, x)
     return seen, memory, x, action, after
 
 
@@ -194,12 +209,11 @@ def test_iterations_are_refitted_as_in_numpy(watched) -> None:
     np.testing.assert_allclose(after.mean, mean, atol=1e-5)
     np.testing.assert_array_equal(after.elites, old)
     np.testing.assert_array_equal(action, old[0, 0])
-    assert after.horizon == 4
 
 
 def test_policy_first_rates_proposals_alone_at_first() -> None:
     config = replace(SMALL, {"plan.variant": "policy_first"})
-    x = given_input(config, first=jnp.bool_(False))
+    x = scene(config, first=jnp.bool_(False))
     _, _, seen = watch(config, quadratic, random_memory(config), x)
     np.testing.assert_array_equal(seen[0][0][:, :40], x.proposals)
     assert [c.shape[1] for c, _ in seen] == [44, 36, 29]
@@ -209,7 +223,7 @@ def test_policy_first_rates_proposals_alone_at_first() -> None:
 def by_place(first: int, end: int | None):
     """A score that prefers candidates by their place: those of a slice first, then the earlier."""
 
-    def score(actions, noise):
+    def score(actions, proposed, call):
         rank = -np.arange(actions.shape[1], dtype=np.float32)
         rank[first:end] += 1000.0
         return rank
@@ -217,11 +231,13 @@ def by_place(first: int, end: int | None):
     return score
 
 
-@pytest.mark.parametrize("fraction, taken", [(0.05, 2), (0.31, 12), (0.5, 20)])
-def test_only_the_present_share_of_proposals_may_be_elite(fraction: float, taken: int) -> None:
+@pytest.mark.parametrize("past, taken", [(-999, 2), (0, 2), (58, 12), (100, 20), (999, 20)])
+def test_only_the_present_share_of_proposals_may_be_elite(past: int, taken: int) -> None:
+    """On the ramp the share is 0.05, 0.311 and 0.5 of 40, so many steps past the seed phase."""
     config = replace(SMALL, {"plan.iterations": 1, "plan.elites": 30, "plan.elite_reuse": 1.0})
-    x = given_input(config, policy_fraction=jnp.float32(fraction))
-    _, after, _ = watch(config, by_place(40, 60), init_memory(config, 2), x)  # all proposals
+    config = replace(config, {"plan.policy_ramp": Ramp(0.05, 100.0, after_seed=True)})
+    x = scene(config, agent_step=jnp.int32(config.seed_steps + past))
+    _, after, _ = watch(config, by_place(40, 60), icem.init(config, 2), x)  # all proposals
     np.testing.assert_array_equal(after.elites[:, :taken], x.proposals[:, :taken])
     rest = {tuple(a) for a in np.asarray(x.proposals[0]).tolist()}
     assert not rest & {tuple(a) for a in np.asarray(after.elites[0, taken:]).tolist()}
@@ -229,9 +245,7 @@ def test_only_the_present_share_of_proposals_may_be_elite(fraction: float, taken
 
 def test_memory_is_ignored_when_an_episode_begins() -> None:
     def run(memory, first):
-        return watch(
-            SMALL, quadratic, memory, given_input(SMALL, first=jnp.bool_(first)), train=True
-        )[:2]
+        return watch(SMALL, quadratic, memory, scene(SMALL, first=jnp.bool_(first)), train=True)[:2]
 
     one, other = random_memory(SMALL, seed=1), random_memory(SMALL, seed=2)
     for a, b in zip(
@@ -245,7 +259,7 @@ def test_memory_is_ignored_when_an_episode_begins() -> None:
 def test_elites_within_the_first_step(kept: bool) -> None:
     config = replace(SMALL, {"parity.elites_at_first": kept, "plan.iterations": 2})
     prefers_reused = by_place(-4, None)
-    _, after, seen = watch(config, prefers_reused, random_memory(config), given_input(config))
+    _, after, seen = watch(config, prefers_reused, random_memory(config), scene(config))
     # Before the first iteration there is nothing to reuse; after it there may be.
     np.testing.assert_array_equal(seen[1][0][:, -4:], seen[0][0][:, :4])
     wanted = seen[1][0][:, -4:] if kept else seen[1][0][:, :4]
@@ -259,7 +273,7 @@ def test_warm_start_inside_a_short_working_horizon() -> None:
     # A mean that only remembers: what comes out is what went in, one step on.
     config = replace(SMALL, {"plan.momentum": 1.0})
     memory = random_memory(config)
-    x = given_input(config, horizon=2, first=jnp.bool_(False))
+    x = scene(config, horizon=2, first=jnp.bool_(False))
     _, after, seen = watch(config, quadratic, memory, x)
     np.testing.assert_allclose(after.mean[:2], np.asarray(memory.mean)[[1, 1]], atol=1e-6)
     reused = seen[0][0][:, 60:]
@@ -269,7 +283,7 @@ def test_warm_start_inside_a_short_working_horizon() -> None:
 
 def test_repeated_tail_of_shifted_elites() -> None:
     config = replace(SMALL, {"parity.elite_tail": "repeat", "plan.iterations": 1})
-    memory, x = random_memory(config), given_input(config, first=jnp.bool_(False))
+    memory, x = random_memory(config), scene(config, first=jnp.bool_(False))
     _, _, seen = watch(config, quadratic, memory, x)
     np.testing.assert_array_equal(seen[0][0][:, 60:], np.asarray(memory.elites)[[1, 2, 3, 3]])
 
@@ -279,9 +293,9 @@ def test_finds_the_optimum_of_a_quadratic() -> None:
         SMALL,
         {"plan.iterations": 5, "plan.population": 600, "plan.elites": 24, "plan.noise_beta": 0.0},
     )
-    config = replace(config, {"plan.temperature": 20.0})
-    x = given_input(config, std_floor=jnp.float32(0.05))
-    action, after, seen = watch(config, quadratic, init_memory(config, 2), x)
+    config = replace(config, {"plan.temperature": 20.0, "plan.min_std": 0.05})
+    x = scene(config)
+    action, after, seen = watch(config, quadratic, icem.init(config, 2), x)
     np.testing.assert_allclose(action, GOAL[0], atol=0.12)
     np.testing.assert_allclose(after.mean, GOAL, atol=0.12)
     assert np.abs(seen[0][0] - GOAL[:, None]).max((0, 2)).min() > 0.2  # not found by luck
@@ -316,13 +330,13 @@ def test_a_plan_without_a_value_is_never_elite(values: list[float], allowed: lis
 
 
 def test_plans_with_broken_scores_lose_against_poor_ones() -> None:
-    def score(actions, noise):
+    def score(actions, proposed, call):
         # All plans are worth less than nothing; the nearer to the broken part the better.
         a = actions[0, :, 0]
         broken = jnp.where(a > 0.6, jnp.nan, jnp.where(a > 0.3, jnp.inf, -jnp.inf))
         return jnp.where(a > 0.1, broken, a - 5.0)
 
-    action, after, seen = watch(SMALL, score, init_memory(SMALL, 2), given_input(SMALL))
+    action, after, seen = watch(SMALL, score, icem.init(SMALL, 2), scene(SMALL))
     values = np.concatenate([v for _, v in seen])
     assert np.isnan(values).any() and np.isposinf(values).any() and np.isneginf(values).any()
     assert action[0] <= 0.1 and np.all(after.elites[0, :, 0] <= 0.1)
@@ -330,10 +344,10 @@ def test_plans_with_broken_scores_lose_against_poor_ones() -> None:
 
 
 def test_nothing_but_broken_scores_still_gives_a_usable_action() -> None:
-    def broken(actions, noise):
+    def broken(actions, proposed, call):
         return jnp.full(actions.shape[1], jnp.nan)
 
-    action, after, _ = watch(SMALL, broken, init_memory(SMALL, 2), given_input(SMALL), train=True)
+    action, after, _ = watch(SMALL, broken, icem.init(SMALL, 2), scene(SMALL), train=True)
     assert np.all(np.isfinite(action)) and np.all(np.abs(action) <= 1)
     assert all(np.all(np.isfinite(x)) for x in after)
 
@@ -381,9 +395,7 @@ def test_choices_of_the_action() -> None:
 
 def test_select_applies_to_training_and_select_eval_to_evaluation(watched) -> None:
     config = replace(SMALL, {"plan.select": "mean", "plan.iterations": 1, "plan.act_noise": 0.0})
-    action, after, _ = watch(
-        config, quadratic, init_memory(config, 2), given_input(config), train=True
-    )
+    action, after, _ = watch(config, quadratic, icem.init(config, 2), scene(config), train=True)
     np.testing.assert_allclose(action, after.mean[0], atol=1e-6)
     *_, action, after = watched  # in evaluation: the best
     np.testing.assert_allclose(action, after.elites[0, 0], atol=1e-6)
@@ -401,9 +413,8 @@ def noisy_actions():
 
         def one(key, noise, c=config):
             # With a floor above all deviations, the noise's size is known: 0.5 or nothing.
-            x = given_input(c, key=key, std_floor=jnp.float32(0.5))
-            c = replace(c, {"plan.act_noise": noise})
-            return plan(c, quadratic, init_memory(c, 2), x, train=True)[0]
+            c, x = replace(c, {"plan.act_noise": noise, "plan.min_std": 0.5}), scene(c)
+            return plan(c, quadratic, x.proposals, icem.init(c, 2), x.context, key, True)[0]
 
         keys = jax.random.split(jax.random.key(0), 400)
         run = quick(jax.vmap(one, in_axes=(0, None)))
@@ -437,29 +448,31 @@ def test_first_iteration_floor() -> None:
                 "plan.temperature": 500.0,  # narrows at once
             },
         )
-        _, _, seen = watch(config, quadratic, init_memory(config, 2), given_input(config))
+        _, _, seen = watch(config, quadratic, icem.init(config, 2), scene(config))
         drawn = seen[1][0][:, 1:32]
         spread[floored] = (drawn - drawn.mean(1, keepdims=True)).std()
     assert 0.25 < spread[True] < 0.45  # 0.3 times the noise's 1.23
     assert spread[False] < 0.75 * spread[True]
 
 
+def on_two_actions(actions, proposed, call):
+    return quadratic(actions[..., :2])
+
+
 def test_padded_actions_stay_zero_and_change_nothing() -> None:
     memory = random_memory(SMALL)
-    x = given_input(SMALL, first=jnp.bool_(False), key=jax.random.key(0))
+    x = scene(SMALL, first=jnp.bool_(False), key=jax.random.key(0))
 
     def wide(a):
         return jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, 2)])
 
-    def score(actions, noise):
-        return quadratic(actions[..., :2], noise) + 0.1 * noise[:, 0]
-
-    narrow_action, narrow, _ = watch(SMALL, score, memory, x, train=True)
+    narrow_action, narrow, _ = watch(SMALL, on_two_actions, memory, x, train=True)
+    context = x.context._replace(mask=jnp.arange(4) < 2)
     action, after, seen = watch(
         SMALL,
-        score,
-        memory._replace(mean=wide(memory.mean), elites=wide(memory.elites)),
-        x._replace(proposals=wide(x.proposals), mask=jnp.arange(4) < 2),
+        on_two_actions,
+        jax.tree.map(wide, memory),
+        x._replace(proposals=wide(x.proposals), context=context),
         train=True,
     )
     np.testing.assert_allclose(action[:2], narrow_action, atol=1e-6)
@@ -469,12 +482,58 @@ def test_padded_actions_stay_zero_and_change_nothing() -> None:
 
 
 def test_temperature_and_noise_exponent_change_the_plan() -> None:
-    x, memory = given_input(SMALL), init_memory(SMALL, 2)
+    x, memory = scene(SMALL), icem.init(SMALL, 2)
 
     def mean(config, x):
         return watch(config, quadratic, memory, x)[1].mean
 
     base = mean(SMALL, x)
     assert np.abs(mean(replace(SMALL, {"plan.temperature": 5.0}), x) - base).max() > 1e-3
-    white = given_input(replace(SMALL, {"plan.noise_beta": 0.0}))
+    white = scene(replace(SMALL, {"plan.noise_beta": 0.0}))
     assert np.abs(mean(SMALL, white) - base).max() > 1e-3
+
+
+# The contract
+
+
+def test_the_calls_of_a_plan_are_counted() -> None:
+    """A random score draws other numbers in each call: the count is what tells them apart."""
+    for changes in ({}, {"plan.variant": "policy_first"}, {"plan.iterations": 1}):
+        config = replace(SMALL, changes)
+        assert [call for *_, call in asked(config)] == list(range(config.plan.iterations))
+
+
+@pytest.mark.parametrize("variant", ["mixed", "policy_first"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_horizon_of_one_step(variant: str, first: bool) -> None:
+    changes = {"plan.horizon": 1, "plan.horizon_ramp.start": 1.0, "plan.variant": variant}
+    config = replace(SMALL, changes | {"plan.temperature": 20.0})
+    validate(config)
+    x = scene(config, first=jnp.bool_(first))
+    action, after, seen = watch(config, quadratic, random_memory(config), x)
+    assert after.mean.shape == (1, 2) and after.elites.shape == (1, 4, 2)
+    best = seen[-1][0][0, np.argmax(seen[-1][1])]
+    np.testing.assert_array_equal(action, best)
+    np.testing.assert_allclose(action, GOAL[0], atol=0.2)
+
+
+def test_memory_is_the_mean_and_the_elites_and_nothing_of_the_agent() -> None:
+    """A planner that kept the agent's horizon or belief could not be used by another agent."""
+    assert icem.PlanMemory._fields == ("mean", "elites")
+    other = {"net.belief": 17, "net.latent": 19, "parity.carry_belief": True}
+    for config in (SMALL, replace(SMALL, other)):
+        memory = icem.init(config, 2)
+        assert memory.mean.shape == (4, 2) and memory.elites.shape == (4, 4, 2)
+        x = scene(config)
+        after = watch(config, quadratic, memory, x)[1]
+        assert jax.tree.structure(after) == jax.tree.structure(memory)
+        for a, b in zip(after, memory, strict=True):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
+
+
+def test_a_planner_is_known_by_its_name(monkeypatch) -> None:
+    assert PLANNERS["icem"] is icem.PLANNER
+    mine = Planner(init=lambda config, size: (), plan=plan, proposals=lambda config: 0)
+    monkeypatch.setitem(PLANNERS, "mine", None)  # taken out again after the test
+    register("mine", mine)
+    assert PLANNERS["mine"] is mine and mine.constants(SMALL) == ()

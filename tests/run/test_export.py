@@ -17,6 +17,7 @@ from ace import cli
 from ace.engine.program import Program
 from ace.run import request
 from ace.run.agent_file import load_agents
+from ace.run.checkpoint import named_arrays
 from tests.run.helpers import small_run
 
 # What a user would write: JAX, safetensors, JSON, and nothing of this project.
@@ -29,18 +30,18 @@ from safetensors.numpy import load_file, save_file
 
 folder, inputs, out = sys.argv[1:]
 given = load_file(inputs)
-about = json.load(open(f"{folder}/planner.json"))
+about = json.load(open(f"{folder}/agent.json"))
 policy = export.deserialize(bytearray(open(f"{folder}/policy.stablehlo", "rb").read()))
-planner = export.deserialize(bytearray(open(f"{folder}/planner.stablehlo", "rb").read()))
+agent = export.deserialize(bytearray(open(f"{folder}/agent.stablehlo", "rb").read()))
 found = {"policy": np.asarray(policy.call(load_file(f"{folder}/policy.safetensors"), given["obs"]))}
-arrays = load_file(f"{folder}/planner.safetensors")
+arrays = load_file(f"{folder}/agent.safetensors")
 memory = {n: np.zeros(s[1:], s[0]) for n, s in about["inputs"]["memory"].items()}
 actions = []
 for count, obs in enumerate(given["obs"]):
     first, seed = jnp.bool_(count == 0), jnp.uint32(7)
-    action, memory = planner.call(arrays, memory, obs, first, seed, jnp.int32(count))
+    action, memory = agent.call(arrays, memory, obs, first, seed, jnp.int32(count))
     actions.append(np.asarray(action))
-found["planner"] = np.stack(actions)
+found["agent"] = np.stack(actions)
 assert not [m for m in sys.modules if m == "ace" or m.startswith("ace.")]
 save_file(found, out)
 """
@@ -69,11 +70,11 @@ def test_exported_agents_act_the_same_in_a_process_without_the_code(trained, tmp
         [*command, str(tmp_path / "inputs"), str(tmp_path / "found")], check=True, cwd=tmp_path
     )
     found = load_file(tmp_path / "found")
-    assert found["policy"].shape == found["planner"].shape == (5, sizes[1])
+    assert found["policy"].shape == found["agent"].shape == (5, sizes[1])
 
     program = Program(agent, setups)
-    learner, agent_step = load_agents(trained, program)
-    mine = jax.tree.map(lambda x: jnp.asarray(x[lane]), program.learner_tree(learner))
+    acting, agent_step = load_agents(trained, program)
+    mine = jax.tree.map(lambda x: jnp.asarray(x[lane]), program.acting_tree(acting))
     one = program.one_lane(setups[lane]), mine
     wide = np.pad(obs, [(0, 0), (0, program.obs_size - sizes[0])])
     seed = jnp.uint32(7)
@@ -81,38 +82,40 @@ def test_exported_agents_act_the_same_in_a_process_without_the_code(trained, tmp
     @jax.jit
     def act(memory, obs, first, count):
         key = jax.random.fold_in(jax.random.key(seed), count)
-        return program.agent.act(*one, memory, obs, first, agent_step, key, train=False)
+        return program.agent.act(*one, memory, obs, first, jnp.int32(agent_step), key, False)
 
     # The same files in this process: equal to the bit.
     files = {
         n: (load_file(out / f"{n}.safetensors"), (out / f"{n}.stablehlo").read_bytes())
-        for n in ("policy", "planner")
+        for n in ("policy", "agent")
     }
     calls = {n: export.deserialize(bytearray(code)).call for n, (_, code) in files.items()}
     np.testing.assert_array_equal(found["policy"], calls["policy"](files["policy"][0], obs))
-    memory = program.agent.init_memory(program.config, program.action_size)
-    named = memory._asdict()
+    memory = program.agent.memory(program.config, program.action_size)
+    named = named_arrays(memory)
     with jax.default_matmul_precision("highest"):
         # The agent as it acts in a run, compiled with other neighbours: equal but for rounding.
-        policy = program.agent.act_policy(*one, wide)[:, : sizes[1]]
+        assert program.agent.act_policy
+        policy = program.agent.act_policy(*one, jnp.asarray(wide))[:, : sizes[1]]
         np.testing.assert_allclose(found["policy"], policy, rtol=1e-5, atol=1e-6)
         for count in range(5):
             first, number = jnp.bool_(count == 0), jnp.int32(count)
-            given = (files["planner"][0], named, obs[count], first, seed, number)
-            action, named = calls["planner"](*given)
-            np.testing.assert_array_equal(found["planner"][count], action)
+            given = (files["agent"][0], named, obs[count], first, seed, number)
+            action, named = calls["agent"](*given)
+            np.testing.assert_array_equal(found["agent"][count], action)
             action, memory = act(memory, wide[count], first, number)
             expected = action[: sizes[1]]
-            np.testing.assert_allclose(found["planner"][count], expected, rtol=1e-4, atol=1e-5)
-    assert len(np.unique(found["planner"], axis=0)) == 5
+            np.testing.assert_allclose(found["agent"][count], expected, rtol=1e-4, atol=1e-5)
+    assert len(np.unique(found["agent"], axis=0)) == 5
 
 
 def test_what_an_export_says_of_itself(trained, tmp_path):
     cli.main(["export", str(trained), str(tmp_path / "deep" / "out")])
     folder = tmp_path / "deep" / "out"
-    for name in ("policy", "planner"):
+    for name in ("policy", "agent"):
         about = json.loads((folder / f"{name}.json").read_text())
         assert about["task"] == "dmc/reacher-hard" and about["agent_step"] == 100
+        assert about["action_low"] == [-1, -1] and about["action_high"] == [1, 1]
         for file, entry in about["files"].items():
             data = (folder / file).read_bytes()
             assert entry == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}

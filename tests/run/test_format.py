@@ -37,7 +37,7 @@ def test_every_number_comes_back(folder):
     keeper = resume.Keeper(program, folder, replay_capacity(setups))
     found = keeper.load(Collector(program, 0))
     assert found is not None
-    state, progress, notes = program.unpack(found[0]), *found[1:]
+    state, progress, notes = program.trees(found[0]), *found[1:]
     assert notes == []  # the simulators came back into their episodes
     assert progress.agent_step == 63 and progress.next_evaluation == 80
     # Read by hand from the files, when they were written.
@@ -59,4 +59,4 @@ def test_it_runs_to_its_end_and_can_be_evaluated_and_exported(folder, capsys):
     cli.main(["eval", str(folder), "--episodes", "1"])
     assert "probe/long" in capsys.readouterr().out
     cli.main(["export", str(folder), str(folder / "out")])
-    assert (folder / "out" / "planner.stablehlo").exists()
+    assert (folder / "out" / "agent.stablehlo").exists()

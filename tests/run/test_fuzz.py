@@ -45,13 +45,13 @@ def saved(tmp_path_factory) -> tuple[Path, resume.Keeper, Collector]:
     class Enough(Exception):
         pass
 
-    def until(self: Loop, agent_step: int) -> None:
-        if agent_step in (30, 50):
+    def until(self: Loop) -> None:
+        if self.agent_step in (30, 50):
             self.save()
-        if agent_step == 55:
+        if self.agent_step == 55:
             self.keeper.wait()
             raise Enough
-        step(self, agent_step)
+        step(self)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Enough):
         patch.setattr(Loop, "step", until)

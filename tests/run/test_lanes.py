@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from ace.engine import program as lanes
-from ace.engine.program import LaneSetup, Program, RunState, check_compatible
+from ace.engine.lanes import LaneSetup, check_compatible
+from ace.engine.program import Program, RunState
 from ace.envs import get_spec
 from ace.envs.api import StepResult
+from ace.method.types import Transition
 from ace.run import evaluate
 from ace.settings.config import Config, ConfigError, replace
 from ace.settings.presets import resolve
@@ -35,27 +37,23 @@ def drive(setups: list[LaneSetup]) -> tuple[list[np.ndarray], RunState]:
         return np.stack([np.pad(r, (0, program.obs_size - r.size)) for r in rows])
 
     obs, first = observe().astype(np.float32), np.ones(len(setups), bool)
-    learner, memory, store = program.init_state(obs, 64)
-    tree = program.learner_tree(learner)
+    trees = jax.device_get(program.trees(program.init_state(obs, 64)))
     for head in ("reward", "value"):  # they start at zero, and every plan would be worth the same
-        out = tree.params[head]["out"]
+        out = trees.learner.params[head]["out"]
         out["w"] = np.stack([r.standard_normal(out["w"].shape[1:]).astype("f") for r in rngs])
-    learner, lane, actions = program.learners.pack(jax.device_get(tree)), program.lane, []
-    learner = jax.device_put(learner)
+    state, actions = program.pack(trees), []
     for i in range(12):
-        given = program.give(60 + i, obs=obs, first=first)
-        action, memory = program.act(lane, learner, memory, given)
+        action, state = program.act(state, program.send(60 + i, obs, first))
         actions.append(np.asarray(action))
         done = np.full(len(setups), i % 5 == 4)
         obs, final = observe(), observe()
         obs, first = np.where(done[:, None], obs, final).astype(np.float32), done
         reward = np.array([rng.standard_normal() for rng in rngs], np.float32)
-        arrived = {"reward": reward, "terminated": done, "done": done, "action": actions[-1]}
-        given = program.give(60 + i, obs=obs, final_obs=final.astype(np.float32), **arrived)
-        store = program.add(store, given)
-    given = program.give(71, active=np.ones(len(setups), bool))
-    learner, store, _ = program.update(lane, learner, store, given)
-    return actions, program.unpack(RunState(learner, memory, store))
+        step = Transition(actions[-1], reward, done, done, final.astype(np.float32), obs)
+        state = program.add(state, program.send(60 + i, obs, transition=step))
+    active = np.ones(len(setups), bool)
+    state, _ = program.update(state, program.send(71, obs, active=active))
+    return actions, program.trees(state)
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +92,15 @@ def test_lanes_differ_by_seed_and_by_setting(crowd):
 
 def test_an_inactive_lane_stays_as_it_is():
     program = Program("ace", [setup(0, SMALL), setup(1, SMALL)])
-    learner, _, store = program.init_state(np.zeros((2, 3), np.float32), 64)
+    state = program.init_state(np.zeros((2, 3), np.float32), 64)
     obs, action = np.ones((2, 3), np.float32), np.ones((2, 1), np.float32)
-    step = {"obs": obs, "final_obs": obs, "action": action, "reward": np.ones(2, np.float32)}
+    no = np.zeros(2, bool)
+    step = Transition(action, np.ones(2, np.float32), no, no, obs, obs)
     for _ in range(5):
-        store = program.add(store, program.give(0, **step))
-    before = leaves((program.learner_tree(learner), store))
-    given = program.give(60, active=np.array([True, False]))
-    learner, store, _ = program.update(program.lane, learner, store, given)
-    after = leaves((program.learner_tree(learner), store))
+        state = program.add(state, program.send(0, obs, transition=step))
+    before = jax.tree.map(np.copy, leaves(program.trees(state)))
+    message = program.send(60, obs, active=np.array([True, False]))
+    after = leaves(program.trees(program.update(state, message)[0]))
     assert all(np.array_equal(before[n][1], after[n][1]) for n in before)
     assert any(not np.array_equal(before[n][0], after[n][0]) for n in before)
 
@@ -140,9 +138,8 @@ def test_one_of_several_lanes_can_be_filmed(monkeypatch):
     )  # some leaves are small alone and large with others
     monkeypatch.setattr(evaluate, "make", Film)
     program = Program("ace", [setup(0, SMALL), setup(1, LARGE)])
-    learner = program.init_learner()
+    acting = program.acting(program.init_state(np.zeros((2, 5), np.float32), 64))
     alone = Program("ace", [setup(0, SMALL)], LARGE)
-    assert len(alone.init_learner().large) != len(learner.large)
-    with pytest.raises(TypeError, match="another number of lanes"):
-        alone.learner_tree(learner)
-    assert len(evaluate.film(program, learner, 100)) == 2
+    with pytest.raises(TypeError, match="packed by another program"):
+        alone.acting_tree(acting)
+    assert len(evaluate.film(program, acting, 100)) == 2

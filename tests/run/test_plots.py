@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,6 +82,45 @@ def test_learning_curve_separates_settings(tmp_path):
     assert (tmp_path / "one.png").read_bytes() != (tmp_path / "two.png").read_bytes()
 
 
+def legend_box(figure) -> tuple[Any, Any]:
+    """Boxes of the figure's legend and of the figure."""
+    figure.draw_without_rendering()
+    return figure.legends[0].get_window_extent(), figure.bbox
+
+
+@pytest.mark.parametrize("settings", [1, 9])
+@pytest.mark.parametrize("words", [1, 12])
+def test_the_legend_of_varied_settings_lies_inside_the_figure(
+    tmp_path, monkeypatch, settings, words
+):
+    drawn = []
+    monkeypatch.setattr(plots, "_write_png", lambda figure, out: drawn.append(figure))
+    lanes = [LaneInfo(lane, 0, "toy/chain", "") for lane in range(settings)]
+    with Recorder(tmp_path, lanes, 1000, quiet=True) as record:
+        for lane, env_step in itertools.product(range(settings), (0, 1000)):
+            record.evaluation(lane, env_step, lane, 1.0, 10)
+    labels = {lane: " ".join([f"x={lane}"] * words) for lane in range(settings)}
+    plots.learning_curve(tmp_path, tmp_path / "curve.png", labels)
+    legend, figure = legend_box(drawn[0])
+    assert legend.x0 >= 0 and legend.y0 >= 0
+    assert legend.x1 <= figure.x1 and legend.y1 <= figure.y1
+    assert len(drawn[0].legends[0].get_texts()) == settings + 1
+    panel = drawn[0].axes[0].get_window_extent()
+    assert panel.y0 >= legend.y1 and panel.height > 150  # pixels at 100 dpi: still a picture
+
+
+def test_a_short_legend_is_one_row(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plots, "_write_png", lambda figure, out: drawn.append(figure))
+    rows = [{"task": "a", **row(seed, step, step)} for seed in range(3) for step in (0, 10)]
+    plots.curves({"one": rows, "two": rows}, tmp_path / "two.png")
+    plots.curves({"one": rows}, tmp_path / "one.png")
+    (two, figure), (one, _) = map(legend_box, drawn)
+    assert two.height == pytest.approx(one.height) and two.width > one.width
+    assert figure.height == pytest.approx(345)  # 3.1 inches of panel and 0.35 of legend
+    assert {text.get_text() for text in drawn[0].legends[0].get_texts()} == {"one", "two"}
+
+
 def test_learning_curve_without_evaluations_says_so(tmp_path):
     (tmp_path / "eval.csv").write_text("lane,task\n")
     with pytest.raises(ValueError, match="no evaluations"):
@@ -109,5 +149,5 @@ def test_save_video_writes_a_playable_file(tmp_path):
 
 
 def test_importing_plots_does_not_import_drawing_packages():
-    code = "import sys, ace.plots; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, ace.tools.plots; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

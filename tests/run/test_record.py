@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from rich.console import Console
 
 from ace.run.display import Display, LaneInfo
 from ace.run.record import Recorder, read_csv, versions, write_json
+from ace.settings.config import ConfigError
 
 LANES = [LaneInfo(0, 7, "dmc/cartpole-swingup", ""), LaneInfo(1, 8, "dmc/cartpole-swingup", "")]
 EVAL_HEADER = "lane,seed,task,env_step,return,policy_return,episode_length,wall_time"
@@ -34,6 +37,38 @@ def test_columns_and_number_text(tmp_path):
     assert evaluation[0] == EVAL_HEADER
     assert evaluation[1].startswith("0,7,dmc/cartpole-swingup,2000,12.5,,1000,")
     assert len(evaluation[1].rpartition(".")[2]) == 2
+
+
+def test_numbers_of_the_task_follow_the_fixed_columns(tmp_path):
+    names = {"metric_names": ("value_loss",), "numbers": ("success", "coverage")}
+    with recorder(tmp_path, **names) as record:
+        record.episode(0, 1000, 3.0, 500, {"value_loss": 0.5}, {"coverage": 0.25})
+        record.evaluation(0, 2000, 12.5, None, 1000, {"success": 1.0, "coverage": 0.75})
+        with pytest.raises(ValueError, match="surprise"):
+            record.evaluation(0, 2000, 12.5, None, 1000, {"surprise": 1.0})
+        with pytest.raises(ValueError, match="surprise"):
+            record.episode(0, 1000, 3.0, 500, {}, {"surprise": 1.0})
+    train = (tmp_path / "train.csv").read_text().splitlines()
+    assert train[0] == TRAIN_HEADER + ",success,coverage,value_loss"
+    assert train[1].endswith(",,0.25,0.5")
+    evaluation = (tmp_path / "eval.csv").read_text().splitlines()
+    assert evaluation[0] == EVAL_HEADER + ",success,coverage"
+    assert evaluation[1].endswith(",1.0,0.75") and len(evaluation) == 2
+
+
+@pytest.mark.parametrize("name", ["return", "wall_time", "value_loss"])
+def test_a_number_with_the_name_of_a_column_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=name):
+        recorder(tmp_path, metric_names=("value_loss",), numbers=(name,))
+
+
+def test_a_run_from_before_the_numbers_goes_on(tmp_path):
+    old = Path(__file__).parents[1] / "data" / "format-1"
+    (tmp_path / "eval.csv").write_bytes((old / "eval.csv").read_bytes())
+    rows = read_csv(old / "eval.csv")
+    with recorder(tmp_path) as record:
+        record.evaluation(0, 10_000, 1.0, 2.0, 1000)
+    assert read_csv(tmp_path / "eval.csv")[:-1] == rows
 
 
 def test_rows_are_on_disk_as_whole_lines_while_the_run_goes_on(tmp_path):
@@ -70,6 +105,21 @@ def test_resuming_drops_rows_to_be_written_again_and_keeps_counting_time(tmp_pat
     assert rows[-1]["wall_time"] >= 50
 
 
+def test_evaluations_may_be_kept_longer_or_shorter_than_episodes(tmp_path):
+    with recorder(tmp_path) as record:
+        for env_step in (1000, 2000, 3000):
+            record.evaluation(0, env_step, 1.0, 2.0, 1000)
+            record.episode(0, env_step, 1.0, 1000, {})
+    with recorder(tmp_path, resume_at=3000, evaluations_until=1500):
+        pass
+    assert [row["env_step"] for row in read_csv(tmp_path / "train.csv")] == [1000, 2000, 3000]
+    assert [row["env_step"] for row in read_csv(tmp_path / "eval.csv")] == [1000]
+    with recorder(tmp_path, resume_at=2000, evaluations_until=0):
+        pass
+    assert [row["env_step"] for row in read_csv(tmp_path / "train.csv")] == [1000, 2000]
+    assert read_csv(tmp_path / "eval.csv") == []
+
+
 def test_other_columns_than_the_file_has_are_refused(tmp_path):
     with recorder(tmp_path, metric_names=("a",)):
         pass
@@ -97,11 +147,76 @@ def test_plain_output_has_a_line_per_evaluation_and_a_last_progress_line(tmp_pat
     assert len(lines) == 3
 
 
+class Clock:
+    """Time that a test moves by hand."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr("ace.run.display.time.monotonic", lambda: self.now)
+
+    def steps(self, record: Recorder, start: int, count: int, seconds: float) -> None:
+        """Report `count` environment steps, one at a time."""
+        for env_step in range(start, start + count):
+            self.now += seconds
+            record.progress(env_step)
+
+
+def last_line(capsys) -> str:
+    return [line for line in capsys.readouterr().out.splitlines() if "env step" in line][-1]
+
+
+def test_a_status_takes_the_place_of_speed_and_does_not_count(tmp_path, monkeypatch, capsys):
+    clock = Clock(monkeypatch)
+    with recorder(tmp_path, quiet=False) as record:
+        record.status("compiling [act]")
+        assert last_line(capsys) == "train  env step 0 / 10,000 (0.0%)  compiling [act]"
+        clock.now += 3600
+        record.progress(0)
+        assert last_line(capsys).endswith("compiling [act]")
+        record.status("")
+        clock.steps(record, 1, 120, 0.1)
+        assert "10 steps/s (20 all lanes)  0:16:" in last_line(capsys)
+        record.status("compiling")
+        assert "left" not in last_line(capsys)
+
+
+def test_a_stretch_without_steps_never_becomes_hours(tmp_path, monkeypatch, capsys):
+    clock = Clock(monkeypatch)
+    with recorder(tmp_path, quiet=False) as record:
+        record.progress(0)
+        clock.now += 60
+        record.progress(1)
+        assert last_line(capsys).endswith("0 steps/s (0 all lanes)  ? left")
+        clock.steps(record, 2, 60, 0.1)  # less than the time between two lines
+        clock.now += 25
+        record.progress(62)
+        assert "10 steps/s (20 all lanes)  0:16:" in last_line(capsys)
+
+
+def test_slow_steps_are_no_stretch_without_steps(tmp_path, monkeypatch, capsys):
+    clock = Clock(monkeypatch)
+    with recorder(tmp_path, quiet=False) as record:
+        clock.steps(record, 0, 20, 12.0)
+        assert last_line(capsys).endswith("33:16:12 left")  # 9,981 steps of 12 seconds
+
+
+def test_updates_in_blocks_belong_to_the_rate(tmp_path, monkeypatch, capsys):
+    clock = Clock(monkeypatch)
+    with recorder(tmp_path, quiet=False) as record:
+        for block in range(8):
+            clock.steps(record, 20 * block, 20, 0.1)
+            clock.now += 8
+        clock.steps(record, 160, 1, 0.1)
+        rate = float(last_line(capsys).partition(" steps/s")[0].rpartition(" ")[2])
+        assert rate == 2  # and not the 10 of the steps alone
+
+
 def test_quiet_prints_nothing(tmp_path, capsys):
     with recorder(tmp_path) as record:
         record.progress(10_000)
         record.evaluation(0, 1000, 1.0, 2.0, 1000)
         record.message("unseen")
+        record.status("unseen too")
     assert capsys.readouterr().out == ""
 
 
@@ -115,7 +230,9 @@ def test_live_panel_shows_lanes_or_a_summary(tmp_path, count, monkeypatch, capsy
         for lane in range(count):
             record.evaluation(lane, 50, float(lane), 0.0, 10)
         record.progress(100, skipped_updates=4)
+        record.status("compiling [this]")
     shown = capsys.readouterr().out
+    assert "compiling [this]" in shown
     assert "skipped updates: 4" in shown
     assert ("x=1" in shown) == (count == 2)
     assert ("9.5 (0.0 to 19.0)" in shown) == (count == 20)
@@ -134,6 +251,12 @@ def test_tensorboard_has_one_folder_per_lane(tmp_path):
     with recorder(tmp_path, tensorboard=True) as record:
         record.evaluation(1, 1000, 1.0, None, 1000)
     assert {path.name for path in (tmp_path / "tb").iterdir()} == {"lane-0", "lane-1"}
+
+
+def test_tensorboard_without_its_package_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ConfigError, match="pip install tensorboardX"):
+        recorder(tmp_path, tensorboard=True)
 
 
 def test_write_json_replaces_the_file_or_leaves_it(tmp_path, monkeypatch):
@@ -156,6 +279,12 @@ def test_versions_name_software_and_device():
     assert found.keys() == keys
     assert found["packages"]["jax"] and found["packages"]["numpy"] == np.__version__
     assert found["device_count"] >= 1
+    source = Path(__file__).parents[2]
+    if (source / ".git").exists():
+        head = subprocess.run(
+            ["git", "-C", str(source), "rev-parse", "HEAD"], capture_output=True, text=True
+        )
+        assert found["commit"] == head.stdout.strip()
 
 
 def test_read_csv_converts_numeric_columns(tmp_path):

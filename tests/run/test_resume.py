@@ -36,13 +36,13 @@ def interrupt(monkeypatch, saves: set[int], kill: int) -> None:
     """Save after the steps in `saves`, and break off before step `kill`."""
     step = Loop.step
 
-    def broken(self, agent_step: int) -> None:
-        if agent_step in saves:
+    def broken(self) -> None:
+        if self.agent_step in saves:
             self.save()
-        if agent_step == kill:
+        if self.agent_step == kill:
             self.keeper.wait()
             raise Killed
-        step(self, agent_step)
+        step(self)
 
     monkeypatch.setattr(Loop, "step", broken)
 
@@ -133,9 +133,9 @@ def test_a_signal_saves_and_says_how_to_go_on(whole, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     step = Loop.step
 
-    def signalled(self, agent_step: int) -> None:
-        step(self, agent_step)
-        if agent_step == 50:
+    def signalled(self) -> None:
+        step(self)
+        if self.agent_step == 51:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:

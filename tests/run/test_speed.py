@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from ace import cli
-from ace.engine.program import LaneSetup, Program
+from ace.engine.lanes import LaneSetup
+from ace.engine.program import Program
 from ace.envs.api import EnvSpec
 from ace.run import request
 from ace.settings.config import replace
@@ -37,8 +38,9 @@ def test_work_of_the_method_by_hand() -> None:
     spec = EnvSpec("dmc/cheetah-run", 24, 6, 1000, True)
     config = replace(resolve("default", "dmc/cheetah-run", spec), {"precision": "f32"})
     program = Program("ace", [LaneSetup("dmc/cheetah-run", 0, config, (24, 6))])
-    state = (program.init_learner(), program.init_memory())
-    plan = flops(lambda *a: program.act(*a), program.lane, *state, program.give(1))
+    bench = speed.Bench(program, 100)
+    function, args = program.parts(bench.state, bench.message)["plan"]
+    plan = flops(function.traced, *args)
     sizes = (256, 204, 163, 130, 104, 83)
     candidates = sum(n + n // 2 + 8 for n in sizes)
     rolled = sum(n + 8 for n in sizes)  # proposals are rolled out once, when they are made

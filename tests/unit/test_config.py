@@ -2,18 +2,28 @@
 
 import dataclasses
 import json
+import re
+from typing import Literal
 
 import jax
 import pytest
 
-from ace.settings.config import Config, ConfigError, Ramp, flatten, from_dict, replace, validate
+from ace.settings.config import (
+    Config,
+    ConfigError,
+    Ramp,
+    flatten,
+    from_dict,
+    replace,
+    settings,
+    validate,
+)
 
 BAD = [
     ("env_steps", 0),
     ("env_steps", -5),
     ("action_repeat", 0),
     ("seed_steps", 0),
-    ("seed_steps", 5),  # shorter than the horizon
     ("seed_steps", 600_000),  # longer than the run
     ("eval_every", 0),
     ("eval_episodes", 0),
@@ -25,7 +35,10 @@ BAD = [
     ("net.encoder", 0),
     ("net.belief", 0),
     ("plan.horizon", 0),
-    ("plan.horizon", 1),
+    ("plan.horizon", 1),  # the ramp starts at 2
+    ("kernels", "on"),
+    ("env_steps", 10**30),  # no 32-bit number
+    ("replay.capacity", 10**30),
     ("plan.iterations", 0),
     ("plan.population", 0),
     ("plan.population", 31),  # fewer than the elites
@@ -99,6 +112,8 @@ def test_whole_numbers_in_place_of_floats_are_checked_too() -> None:
         {"workers": 0},
         {"seed_steps": 6, "env_steps": 24, "action_repeat": 4},
         {"plan.horizon": 2},
+        {"plan.horizon": 1, "plan.horizon_ramp.start": 1.0},
+        {"seed_steps": 1},  # whether that is a segment is for the agent to say
     ],
 )
 def test_values_at_the_edge_are_allowed(changes: dict) -> None:
@@ -144,6 +159,7 @@ def test_a_field_that_is_younger_than_the_file_has_its_default() -> None:
     changed = replace(Config(), {"plan.iterations": 3, "plan.horizon_ramp.start": 3.0})
     values = dataclasses.asdict(changed)
     del values["plan"]["horizon"], values["fault_limit"], values["plan"]["horizon_ramp"]["duration"]
+    del values["own"], values["kernels"], values["plan"]["planner"]
     assert from_dict(values) == changed
 
 
@@ -170,6 +186,76 @@ def test_a_dictionary_with_bad_values_is_refused(path: tuple, value: object) -> 
     node[path[-1]] = value
     with pytest.raises(ConfigError, match=path[-1]):
         from_dict(values)
+
+
+@settings
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """An agent's own section."""
+
+    heat: float = 0.5
+    layers: int = 2
+    widths: tuple[int, ...] = (8, 8)
+    mode: Literal["soft", "hard"] = "soft"
+
+
+def test_an_agents_own_section_goes_there_and_back() -> None:
+    config = Config(own=Own(-1.0, 3, (4,), "hard"))
+    values = json.loads(json.dumps(dataclasses.asdict(config)))
+    assert values["own"] == {"heat": -1.0, "layers": 3, "widths": [4], "mode": "hard"}
+    assert from_dict(values, Own) == config
+    assert from_dict({}, Own).own == from_dict({"own": None}, Own).own == Own()
+    assert from_dict({}).own is None
+    assert replace(config, {"own.layers": 5}).own.layers == 5
+
+
+@pytest.mark.parametrize(
+    ("values", "own", "name"),
+    [
+        ({"heat": "x"}, Own, "own.heat"),
+        ({"heat": float("nan")}, Own, "own.heat"),
+        ({"cold": 1.0}, Own, "own.cold"),
+        ({"widths": 3}, Own, "own.widths"),
+        ({"mode": "other"}, Own, "own.mode"),
+        (3, Own, "own"),
+        ({"heat": 1.0}, None, "own"),
+    ],
+)
+def test_a_bad_section_of_an_agent_is_refused(values: object, own: type | None, name: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(name)):
+        from_dict({"own": values}, own)
+
+
+def test_an_agents_own_floats_are_leaves() -> None:
+    config = Config(own=Own(0.25))
+    assert len(jax.tree.leaves(config)) == len(jax.tree.leaves(Config())) + 1
+    structure = jax.tree.structure(config)
+    assert jax.tree.structure(replace(config, {"own.heat": 0.5})) == structure
+    assert jax.tree.structure(replace(config, {"own.layers": 3})) != structure
+
+
+def test_a_section_with_types_as_strings_is_refused() -> None:
+    made = dataclasses.make_dataclass("Later", [("heat", "float", 0.5)], frozen=True)
+    with pytest.raises(TypeError, match="__future__"):
+        settings(made)
+
+
+@pytest.mark.parametrize(
+    ("ramp", "agent_step", "value"),
+    [
+        (Ramp(2.0, 10.0), 0, 2.0),
+        (Ramp(2.0, 10.0), 5, 4.0),
+        (Ramp(2.0, 10.0), 99, 6.0),
+        (Ramp(2.0, 10.0, after_seed=True), 100, 2.0),
+        (Ramp(2.0, 10.0, after_seed=True), 105, 4.0),
+        (Ramp(2.0, 0.0), 0, 2.0),
+        (Ramp(2.0, 0.0), 1, 6.0),
+    ],
+)
+def test_a_ramp_goes_from_its_start_to_the_final_value(
+    ramp: Ramp, agent_step: int, value: float
+) -> None:
+    assert float(ramp.at(6.0, agent_step, 100)) == pytest.approx(value)
 
 
 def test_floats_may_differ_between_lanes_and_nothing_else() -> None:

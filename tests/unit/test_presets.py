@@ -3,7 +3,7 @@
 import pytest
 
 from ace.envs import EnvSpec, registry
-from ace.settings.config import ConfigError, flatten, validate
+from ace.settings.config import ConfigError, Ramp, flatten, validate
 from ace.settings.presets import DMC15, PRESETS, resolve, task_settings
 
 # Section 8.2: action repeat, beta and lambda of the paper, novelty weight; and beta of the code.
@@ -106,3 +106,18 @@ def test_tasks_without_settings_get_the_defaults() -> None:
 def test_unknown_preset() -> None:
     with pytest.raises(ConfigError, match="default, paper, released"):
         resolve("best", DMC15[0], spec_of("acrobot-swingup"))
+
+
+def test_defaults_of_an_agent_lie_between_the_task_and_the_preset() -> None:
+    def values(preset: str, defaults: dict) -> tuple[float, float, int]:
+        c = resolve(preset, "dmc/humanoid-run", spec_of("humanoid-run"), defaults)
+        return c.learn.td_lambda, c.learn.novelty_ramp.duration, c.learn.batch
+
+    assert values("default", {}) == (0.4, 30_000.0, 512)
+    assert values("default", {"learn.td_lambda": 0.9, "learn.batch": 8}) == (0.9, 30_000.0, 8)
+    assert values("cpu", {"learn.td_lambda": 0.9, "learn.batch": 8}) == (0.9, 500.0, 128)
+    # A whole ramp, of which task and preset set a part: each in its turn.
+    assert values("default", {"learn.novelty_ramp": Ramp(0.0, 7.0)}) == (0.4, 7.0, 512)
+    assert values("cpu", {"learn.novelty_ramp": Ramp(0.0, 7.0)}) == (0.4, 500.0, 128)
+    with pytest.raises(ConfigError, match="nothing"):
+        values("default", {"learn.nothing": 1})

@@ -2,13 +2,15 @@
 where nothing learns, with the products.
 
 On a GPU an update is bound by how often activations go through memory. The plain functions are in
-`nets` and beside the kernels; the tests compare them.
+`method.nets`; the tests compare them. `engine.fused` puts the kernels where they fit.
 """
 
 import functools
 import hashlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,14 +20,15 @@ import jax.numpy as jnp
 
 from ace.engine.kernels import columns, common, dynamics, gru, layers, rows
 from ace.engine.kernels.columns import batch_norm_elu
-from ace.engine.kernels.common import ACTIVATIONS, lanes, on_gpu, plain
+from ace.engine.kernels.common import lanes
 from ace.engine.kernels.gru import gru_gates
 from ace.engine.kernels.rows import bias_norm_act, head
 
 __all__ = [
-    "ACTIVATIONS",
+    "Report",
     "batch_norm_elu",
     "bias_norm_act",
+    "broken",
     "columns",
     "dynamics",
     "fits",
@@ -34,37 +37,78 @@ __all__ = [
     "head",
     "lanes",
     "layers",
-    "on_gpu",
-    "plain",
+    "reporting",
     "rows",
 ]
 
 
+class Report:
+    """Which kinds of kernels a program uses, and why it does not use the others."""
+
+    def __init__(self) -> None:
+        self.used: set[str] = set()
+        self.misfits: dict[str, str] = {}
+
+    def unused(self) -> dict[str, str]:
+        """Kinds that were asked for and never fitted, and why not."""
+        return {kind: why for kind, why in self.misfits.items() if kind not in self.used}
+
+    def line(self) -> str:
+        """One line for the user."""
+        used = ", ".join(sorted(self.used)) or "none"
+        unused = "".join(f"; not {kind}: {why}" for kind, why in sorted(self.unused().items()))
+        return f"fused kernels in use: {used}{unused}"
+
+
+_REPORT: ContextVar[Report | None] = ContextVar("report", default=None)
+
+
+@contextmanager
+def reporting(report: Report) -> Iterator[None]:
+    """Note in a report what this thread traces."""
+    before = _REPORT.set(report)
+    try:
+        yield
+    finally:
+        _REPORT.reset(before)
+
+
 def fits(kind: ModuleType, *sizes: Any) -> bool:
-    """Whether the kernels of a module can and should be used for some sizes."""
-    return (_have_gpu() or common.INTERPRET) and not common.PLAIN and kind.possible(*sizes)
+    """Whether the kernels of a module can be used for some sizes."""
+    why = broken() or kind.misfit(*sizes)
+    name = kind.__name__.rpartition(".")[2]
+    if report := _REPORT.get():
+        if why:
+            report.misfits.setdefault(name, why)
+        else:
+            report.used.add(name)
+    return not why
+
+
+def broken() -> str:
+    """Why no kernel can be used on this machine, or nothing."""
+    return "" if common.INTERPRET else _broken()
 
 
 @functools.cache
-def _have_gpu() -> bool:
-    """Whether there is a GPU on which the kernels compile and compute what they should."""
+def _broken() -> str:
+    """Why the kernels do not compile here, or do not compute what they should."""
     if jax.default_backend() != "gpu":
-        return False
+        return "there is no NVIDIA GPU"
     passed = _mark_of_success()
     if passed and passed.exists():
-        return True
+        return ""
     try:
         # In a thread of its own: this may be asked while a function is being traced.
         with ThreadPoolExecutor(1) as pool:
             pool.submit(_try_out).result()
     except Exception as error:  # whatever it is, the plain functions still work
-        print(f"the fused kernels do not work here, so updates are slower: {error!r:.300}")
-        return False
+        return f"they failed their trial on this card ({error!r:.300})"
     if passed:
         with suppress(OSError):
             passed.parent.mkdir(parents=True, exist_ok=True)
             passed.touch()
-    return True
+    return ""
 
 
 def _mark_of_success() -> Path | None:
@@ -83,13 +127,16 @@ TOLERANCES = {jnp.float32: 1e-3, jnp.bfloat16: 1e-2}
 
 
 def _try_out() -> None:
-    """Run kernels once on a few numbers, all in one program, which is quick to compile."""
+    """Run every kernel once on a few numbers, in one small program for each kind and type; they are
+    compiled at the same time."""
     kinds = (rows, gru, columns, dynamics, layers)
 
-    def worst(dtype: Any) -> jax.Array:
-        return common.worst(pair for kind in kinds for pair in kind.trial(dtype))
+    def worst(kind: ModuleType, dtype: Any) -> float:
+        return float(jax.jit(lambda: common.worst(kind.trial(dtype)))())
 
-    found = jax.jit(lambda: [worst(dtype) for dtype in TOLERANCES])()
-    for off, (dtype, most) in zip(found, TOLERANCES.items(), strict=True):
-        if not off < most:
-            raise ArithmeticError(f"a kernel is wrong by {off} in {dtype.__name__}")
+    jobs = [(kind, dtype) for dtype in TOLERANCES for kind in kinds]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        for (kind, dtype), off in zip(jobs, pool.map(worst, *zip(*jobs, strict=True)), strict=True):
+            if not off < TOLERANCES[dtype]:
+                name = kind.__name__.rpartition(".")[2]
+                raise ArithmeticError(f"{name} is wrong by {off} in {jnp.dtype(dtype).name}")

@@ -10,21 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from ace.engine.kernels import common
-from ace.engine.kernels.common import EPS, F32, LOG2E, exp2, fma, launch, pallas, rsqrt, wide
+from ace.engine.kernels.common import EPS, F32, exp2, fma, launch, pallas, rsqrt, wide
+from ace.method.nets import LOG2E
+from ace.method.nets import batch_normed_elu as plain
 
 COLUMNS, ROWS = 64, 128  # of a program; rows in hand at a time
 WARPS = 4
 TILE = 16  # rows that the warps hold together, eight numbers a thread
-ELU, IN_KERNEL = common.ACTIVATIONS["elu"]
-
-
-def plain(scale: jax.Array, bias: jax.Array, x: jax.Array):
-    """elu(norm(x)) in the type of x, with mean and variance along axis -2."""
-    x32 = x.astype(F32)
-    mean = x32.mean(-2, keepdims=True)
-    var = jnp.square(x32 - mean).mean(-2, keepdims=True)
-    y = ELU((x32 - mean) * jax.lax.rsqrt(var + EPS) * scale + bias)
-    return y.astype(x.dtype), mean, var
 
 
 @jax.custom_vjp
@@ -101,7 +93,9 @@ def fused_batch_norm(scale: jax.Array, bias: jax.Array, x: jax.Array) -> tuple[j
         offset = bias[...] - m * factor
 
         def write(at):
-            y[at, :] = IN_KERNEL(fma(wide(x[at, :]), factor, offset), x.dtype)[0].astype(y.dtype)
+            y[at, :] = common.ACTIVATIONS["elu"](fma(wide(x[at, :]), factor, offset), x.dtype)[
+                0
+            ].astype(y.dtype)
 
         _each(rows, write)
         mean[...], var[...] = m, v
@@ -168,10 +162,12 @@ def fused_batch_norm_gradient(scale, bias, x, mean, var, dy) -> tuple[jax.Array,
     )(x, dy, mean[:, 0], var[:, 0], scale, bias)
 
 
-def possible(rows: int, width: int) -> bool:
-    """Whether the kernels divide the work evenly."""
-    fits = rows % ROWS == 0 or (rows < ROWS and rows & (rows - 1) == 0)
-    return fits and rows >= 16 and width % COLUMNS == 0
+def misfit(rows: int, width: int) -> str:
+    """Why the kernels cannot divide the work evenly, or nothing."""
+    if width % COLUMNS:
+        return f"{width} columns; they take multiples of {COLUMNS}"
+    even = rows % ROWS == 0 or (16 <= rows < ROWS and rows & (rows - 1) == 0)
+    return "" if even else f"{rows} rows; they take multiples of {ROWS}, or 16, 32 or 64"
 
 
 def trial(dtype: Any) -> Iterator[common.Pair]:

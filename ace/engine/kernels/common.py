@@ -8,24 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ace.method.nets import LOG2E
+
 EPS = 1e-5
-LOG2E = 1.4426950408889634
 F32 = jnp.float32
 Pair = tuple[Any, Any]
 INTERPRET = False  # for tests: run the kernels without a GPU
-PLAIN = False  # as if there were no GPU, see `plain`
 LANES = ContextVar("lanes", default=1)  # of the program that is being traced, see `lanes`
-
-
-def elu(x: jax.Array) -> jax.Array:
-    """In float32: near zero exp(x) - 1 would cancel in bf16."""
-    return jnp.maximum(x, 0) + (jnp.exp2(LOG2E * jnp.minimum(x, 0)) - 1)
-
-
-def normed(x: jax.Array, eps: float = EPS) -> jax.Array:
-    """Rows with mean zero and variance one."""
-    centred = x - x.mean(-1, keepdims=True)
-    return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + eps)
 
 
 # --- inside kernels -------------------------------------------------------------------------------
@@ -109,9 +98,8 @@ def _tanh(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
     return y, _ptx("{.reg .f32 t; neg.f32 t, $1; fma.rn.f32 $0, t, $1, 0f3F800000;}", y)
 
 
-# Activations in float32: the plain function; and for kernels, given the type that results are
-# rounded to, function and slope.
-ACTIVATIONS: dict[str, tuple[Callable, Callable]] = {"elu": (elu, _elu), "tanh": (jnp.tanh, _tanh)}
+# Function and slope in float32, given the type that results are rounded to.
+ACTIVATIONS: dict[str, Callable] = {"elu": _elu, "tanh": _tanh}
 
 
 def standardised(x: jax.Array, eps: float = EPS) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -184,18 +172,7 @@ def worst(pairs: Iterable[Pair]) -> jax.Array:
         return jnp.abs(got - wanted).max() / (1 + jnp.abs(wanted).max())
 
     both = [jax.tree.leaves(jax.tree.map(far, got, wanted)) for got, wanted in pairs]
-    return jnp.stack([x for leaves in both for x in leaves]).max()
-
-
-@contextmanager
-def plain() -> Iterator[None]:
-    """Trace functions as they are without a GPU."""
-    global PLAIN
-    PLAIN = True
-    try:
-        yield
-    finally:
-        PLAIN = False
+    return jnp.stack([jnp.zeros(()), *(x for leaves in both for x in leaves)]).max()
 
 
 @contextmanager
@@ -206,9 +183,3 @@ def lanes(count: int) -> Iterator[None]:
         yield
     finally:
         LANES.reset(before)
-
-
-def on_gpu() -> bool:
-    """Whether to build what a GPU likes: loops over the horizon unrolled into one graph, round
-    sizes, and larger arrays for fewer passes through memory."""
-    return jax.default_backend() != "cpu" and not PLAIN

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from ace.engine.kernels import common, gru
 from ace.engine.kernels.common import ACTIVATIONS, F32, fma, launch, pallas, tile, whole, wide
+from ace.method.nets import elu
 
 BF16 = jnp.bfloat16
 MOST, FEWEST = 64, 16  # rows of a program
@@ -35,7 +36,7 @@ def plain_step(z, a, b, wi, wh, scale, bias, w_in, factor, offset, w_out, c):
         reset, update, new = jnp.split(b.astype(F32) @ wh.astype(F32), 3, -1)
         parts = [parts[0] + reset, parts[1] + update, parts[2], new]
     b = gru.plain(parts, b, scale, bias).astype(z.dtype)
-    h = ACTIVATIONS["elu"][0]((b.astype(F32) @ w_in.astype(F32)) * factor + offset)
+    h = elu((b.astype(F32) @ w_in.astype(F32)) * factor + offset)
     z = (h.astype(b.dtype).astype(F32) @ w_out.astype(F32) + c).astype(b.dtype)
     return z, b
 
@@ -153,7 +154,7 @@ def _step(each: int, z, actions, t, b, *weights: Any):
             """Some of the projector's hidden units are made and used up."""
             at = pl.ds(i * CHUNK, CHUNK)
             h = fma(dot(belief, w_in[:, at]), factor[at], offset[at])
-            h = ACTIVATIONS["elu"][1](h, BF16)[0].astype(BF16)
+            h = ACTIVATIONS["elu"](h, BF16)[0].astype(BF16)
             return total + dot(h, w_out[at, :])
 
         zero = jnp.zeros((each, latent), F32)
@@ -178,10 +179,17 @@ def _step(each: int, z, actions, t, b, *weights: Any):
     )(z, actions, t, *weights, *old)
 
 
-def possible(rows: int, latent: int, action: int, belief: int, hidden: int, dtype: Any) -> bool:
-    """Whether the kernel can hold such sizes, in the memory of a multiprocessor too."""
-    even = latent in (16, 32, 64, 128) and action % 16 == 0 and belief == 128
-    return dtype == BF16 and rows >= 16 and even and hidden % CHUNK == 0
+def misfit(rows: int, latent: int, action: int, belief: int, hidden: int, dtype: Any) -> str:
+    """Why the kernel cannot hold such sizes, in the memory of a multiprocessor too, or nothing."""
+    if dtype != BF16:
+        return f"{jnp.dtype(dtype).name}; it computes in bfloat16"
+    if latent not in (16, 32, 64, 128):
+        return f"a latent of {latent}; it takes at most 128"
+    if belief != 128:
+        return f"a belief of {belief}; it takes 128"
+    if action % 16 or hidden % CHUNK:
+        return f"{hidden} hidden units; it takes multiples of {CHUNK}"
+    return "" if rows >= 16 else f"{rows} rows; it takes 16 or more"
 
 
 def trial(dtype: Any) -> Iterator[common.Pair]:

@@ -3,7 +3,7 @@
 # pyright: reportCallIssue=false
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -14,7 +14,6 @@ from ace.engine.kernels.common import (
     F32,
     fma,
     launch,
-    normed,
     pallas,
     sigmoid,
     standardised,
@@ -23,26 +22,11 @@ from ace.engine.kernels.common import (
     walk,
     wide,
 )
+from ace.method.nets import GRU_EPS as EPS
+from ace.method.nets import gru_gates as plain
 
-EPS = 1e-3
 TILE = 8  # rows of a program
 HAND = 256  # numbers of a gate in hand at a time: more would take too many registers
-
-
-def plain(g: Sequence[jax.Array], b: jax.Array | None, scale, bias) -> jax.Array:
-    """The new belief [..., D].
-
-    `g` are the sums of input and hidden parts for reset and update, and the input part of the
-    candidate; with an old belief also the candidate's hidden part, which the reset gate multiplies.
-    """
-    r, u, n, *hidden = (x.astype(F32) for x in g)
-    reset, update = (
-        jax.nn.sigmoid(normed(x, EPS) * scale[k] + bias[k]) for k, x in enumerate((r, u))
-    )
-    n = n + reset * hidden[0] if hidden else n
-    new = jnp.tanh(normed(n, EPS) * scale[2] + bias[2])
-    belief = update * new if b is None else update * new + (1 - update) * b
-    return belief.astype(g[0].dtype)
 
 
 def gates(g, scale, bias) -> tuple:
@@ -182,9 +166,11 @@ def fused_gru_gradient(g, b, scale, bias, d) -> tuple[jax.Array, jax.Array | Non
     return dg, db[0] if db else None, jnp.pad(sums, ((0, 0), (used[0], 0), (0, 0)))
 
 
-def possible(rows: int, width: int) -> bool:
-    """Whether the kernels divide the work evenly."""
-    return rows % TILE == 0 and width in (128, 256)
+def misfit(rows: int, width: int) -> str:
+    """Why the kernels cannot divide the work evenly, or nothing."""
+    if width not in (128, 256):
+        return f"a belief of {width}; they take 128 or 256"
+    return "" if rows % TILE == 0 else f"{rows} rows; they take multiples of {TILE}"
 
 
 def trial(dtype: Any) -> Iterator[common.Pair]:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from ace.engine.kernels import common
 from ace.engine.kernels.common import ACTIVATIONS, F32, launch, pallas, tile, whole, wide
 from ace.engine.kernels.dynamics import BF16, BUSY, Rows, dot, rows_each
+from ace.method.nets import elu
 
 IN_CHUNK, OUT_CHUNK = 64, 128  # wide columns in hand at a time
 WARPS, STAGES = 4, 3
@@ -24,12 +25,12 @@ WARPS, STAGES = 4, 3
 
 def plain_widen(x, w, b) -> jax.Array:
     """elu(x w + b) in the type of x."""
-    return ACTIVATIONS["elu"][0](x.astype(F32) @ w.astype(F32) + b).astype(x.dtype)
+    return elu(x.astype(F32) @ w.astype(F32) + b).astype(x.dtype)
 
 
 def plain_narrow(x, b, w) -> jax.Array:
     """elu(x + b) w in float32."""
-    y = ACTIVATIONS["elu"][0](x.astype(F32) + b).astype(x.dtype)
+    y = elu(x.astype(F32) + b).astype(x.dtype)
     return y.astype(F32) @ w.astype(F32)
 
 
@@ -49,7 +50,7 @@ def _widen(each: int, x, w, b) -> jax.Array:
 
         def some(i: jax.Array, _: None) -> None:
             at = pl.ds(i * IN_CHUNK, IN_CHUNK)
-            h = ACTIVATIONS["elu"][1](dot(given, w[:, at]) + b[at], BF16)[0]
+            h = ACTIVATIONS["elu"](dot(given, w[:, at]) + b[at], BF16)[0]
             here.write(y, h, at)
 
         jax.lax.fori_loop(0, width // IN_CHUNK, some, None)
@@ -72,7 +73,7 @@ def _narrow(each: int, x, b, w) -> jax.Array:
 
         def some(i: jax.Array, total: jax.Array) -> jax.Array:
             at = pl.ds(i * OUT_CHUNK, OUT_CHUNK)
-            h = ACTIVATIONS["elu"][1](wide(here.read_at(x, at)) + b[at], BF16)[0]
+            h = ACTIVATIONS["elu"](wide(here.read_at(x, at)) + b[at], BF16)[0]
             return total + dot(h.astype(BF16), w[at, :])
 
         zero = jnp.zeros((each, outer), F32)
@@ -95,9 +96,15 @@ def _over_rows(kernel, name: str, each: int, width: int, dtype: Any, x, *weights
     )(x, *weights)
 
 
-def possible(rows: int, slim: int, width: int, dtype: Any) -> bool:
-    """Whether the kernels can hold rows that are so narrow on one side and wide on the other."""
-    return dtype == BF16 and rows >= 16 and slim in (16, 32, 64, 128) and width % OUT_CHUNK == 0
+def misfit(rows: int, slim: int, width: int, dtype: Any) -> str:
+    """Why the kernels cannot hold rows so narrow on one side and wide on the other, or nothing."""
+    if dtype != BF16:
+        return f"{jnp.dtype(dtype).name}; they compute in bfloat16"
+    if slim not in (16, 32, 64, 128):
+        return f"a narrow side of {slim}; they take 16, 32, 64 or 128"
+    if width % OUT_CHUNK:
+        return f"a wide side of {width}; they take multiples of {OUT_CHUNK}"
+    return "" if rows >= 16 else f"{rows} rows; they take 16 or more"
 
 
 def trial(dtype: Any) -> Iterator[common.Pair]:

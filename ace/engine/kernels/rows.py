@@ -25,13 +25,13 @@ from ace.engine.kernels.common import (
     F32,
     fma,
     launch,
-    normed,
     pallas,
     standardised,
     through_norm,
     walk,
     wide,
 )
+from ace.method import nets
 
 TILE = 16  # rows must divide by this
 # Rows of a program, and numbers in a warp's hand at a time.
@@ -40,8 +40,8 @@ FORWARD, BACKWARD = (16, 1024), (32, 256)
 
 def plain(act: str, norm: bool, x, b, scale, bias) -> jax.Array:
     """act(norm(x + b)) of rows [n, W], in float32; without the norm if it is false."""
-    x = x.astype(F32) + b
-    return ACTIVATIONS[act][0](normed(x) * scale + bias if norm else x)
+    params = {"scale": scale, "bias": bias} if norm else None
+    return nets.bias_norm_act.plain(act, b, params, x, F32)
 
 
 def forward(act: str, norm: bool, x, b, scale, bias) -> tuple[jax.Array, list[jax.Array]]:
@@ -50,7 +50,7 @@ def forward(act: str, norm: bool, x, b, scale, bias) -> tuple[jax.Array, list[ja
     if norm:
         unit, *stats = standardised(x)
         x = fma(unit, scale, bias)
-    return ACTIVATIONS[act][1](x, dtype)[0], [s[:, 0] for s in stats]
+    return ACTIVATIONS[act](x, dtype)[0], [s[:, 0] for s in stats]
 
 
 def backward(act: str, norm: bool, x, b, scale, bias, stats, dy, w=None):
@@ -64,7 +64,7 @@ def backward(act: str, norm: bool, x, b, scale, bias, stats, dy, w=None):
         mean, rstd = (s[:, None] for s in stats)
         unit = fma(x, rstd, -mean * rstd)
         x = fma(unit, scale, bias)
-    y, slope = ACTIVATIONS[act][1](x, dtype)
+    y, slope = ACTIVATIONS[act](x, dtype)
     d = dy * slope
     more = [] if w is None else [(dy, y)]
     if not norm:
@@ -308,9 +308,11 @@ def fused_head_gradient(act: str, norm: bool, learned: bool, x, b, scale, bias, 
     return _backward_pass(name, act, norm, learned, (x, b, scale, bias), stats, d, w)
 
 
-def possible(rows: int, width: int) -> bool:
-    """Whether the kernels divide the work evenly."""
-    return rows % TILE == 0 and width in (128, 256, 512, 1024)
+def misfit(rows: int, width: int) -> str:
+    """Why the kernels cannot divide the work evenly, or nothing."""
+    if width not in (128, 256, 512, 1024):
+        return f"rows of {width} numbers; they take 128, 256, 512 or 1024"
+    return "" if rows % TILE == 0 else f"{rows} rows; they take multiples of {TILE}"
 
 
 def trial(dtype: Any) -> Iterator[common.Pair]:

@@ -45,6 +45,7 @@ class DmcEnv:
             max_episode_steps=self._limit,
             # The suite ends an episode early only in lqr, when the state is at rest.
             fixed_length=has_limit,
+            action_bounds=(tuple(self._low.tolist()), tuple(self._high.tolist())),
         )
 
     def reset(self, seed: int | None = None) -> np.ndarray:

@@ -1,45 +1,32 @@
-"""Many environments stepped at once by worker processes. Numbers travel through shared memory; a
-few bytes over a pipe say when. Workers are fresh interpreters that import neither JAX nor the main
-module; `multiprocessing` would import the main module, and with it JAX, once more in every worker,
-so they are started by hand."""
+"""Many environments stepped at once by worker processes. Arrays lie in shared memory; a few bytes
+over a pipe say when."""
 
 import mmap
 import os
 import pickle
-import select
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing import Pipe
 from typing import NamedTuple
 
 import numpy as np
 
-from ace.envs.api import EnvError
+from ace.envs.pool.remote import Remote, Reply, WorkerLost
 from ace.envs.pool.worker import (
-    CLOSE,
-    DONE,
     STEP,
     EnvRequest,
     Fault,
     Group,
+    Sizes,
     arrays_nbytes,
     arrays_over,
 )
 
 __all__ = ["EnvRequest", "Fault", "VectorEnv", "VectorStep"]
 
-Reply = Exception | list[Fault] | None
-
-CLOSE_SECONDS = 5.0
-# One thread per worker: there are as many workers as cores.
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 NEXT_CALL = {
     "new": "call reset() first",
     "beginning": "call end_reset() first",
@@ -57,11 +44,8 @@ class VectorStep(NamedTuple):
     reward: np.ndarray  # float32 [N]
     terminated: np.ndarray  # bool [N]
     truncated: np.ndarray  # bool [N]
+    numbers: np.ndarray  # float32 [N, K]; NaN in unused columns, and in rows with a fault
     faults: Sequence[Fault] = ()  # rows where no step was made: a new episode begins with obs
-
-
-class WorkerLost(EnvError):
-    """A worker process died or does not answer."""
 
 
 class VectorEnv:
@@ -70,9 +54,11 @@ class VectorEnv:
     `obs_size` and `action_size` may exceed an environment's own: observations are padded with
     zeros and actions cut. With workers=0 the environments live in this process. What fails in a
     step is replaced: an environment that raises or returns non-finite numbers, and a worker that
-    dies or does not answer within `timeout` seconds, with all of its environments. The step says
-    so in `faults`. After any other error the whole pool is closed. Workers in the
-    `background` leave the processor to others; those that are `awake` do not sleep between steps.
+    dies or does not answer within `timeout` seconds, with all of its environments; time in which a
+    worker waits for a processor does not count. The step says so in `faults`. After any other
+    error the whole pool is closed. Workers in the `background` leave the processor to others;
+    those that are `awake` do not sleep between steps. `numbers` is the largest count of named
+    numbers of the tasks, or 0 if they are not wanted.
     """
 
     def __init__(
@@ -84,6 +70,7 @@ class VectorEnv:
         timeout: float = 120.0,
         background: bool = False,
         awake: bool = False,
+        numbers: int = 0,
     ) -> None:
         if not requests:
             raise ValueError("VectorEnv needs at least one request")
@@ -93,14 +80,15 @@ class VectorEnv:
         self._count = len(requests)
         self._timeout, self._background, self._awake = timeout, background, awake
         self._state, self._asked = "new", 0.0
-        self._groups: list[_Local | _Remote] = []
-        self._sizes = (self._count, obs_size, action_size)
-        self._memory_fd = _memory_file(arrays_nbytes(*self._sizes))
+        self._groups: list[_Local | Remote] = []
+        self._sizes = Sizes(self._count, obs_size, action_size, numbers)
+        self._memory_fd = _memory_file(arrays_nbytes(self._sizes))
         self._finalizer = weakref.finalize(self, _close_all, self._groups, self._memory_fd)
         self._episodes = np.full(self._count, -1)
         with self._closed_on_error():
-            memory = mmap.mmap(self._memory_fd, arrays_nbytes(*self._sizes))
-            self._arrays = arrays_over(memory, *self._sizes)
+            memory = mmap.mmap(self._memory_fd, arrays_nbytes(self._sizes))
+            self._arrays = arrays_over(memory, self._sizes)
+            self._arrays.numbers[:] = np.nan
             if workers == 0:
                 self._groups.append(_Local(Group(requests, 0, self._arrays)))
             for start, stop in _split(self._count, workers):
@@ -108,6 +96,7 @@ class VectorEnv:
             for reply in self._replies(None):
                 if isinstance(reply, Exception):
                     raise reply
+            self._yield_processor(self._groups)
 
     def reset(self, seeds: Sequence[int] | None = None) -> np.ndarray:
         """Start new episodes everywhere, re-seeded where seeds are given, and give obs [N, O]."""
@@ -174,8 +163,8 @@ class VectorEnv:
                 group.send(STEP)
 
     def ready(self) -> bool:
-        """Whether it is time for `recv` or `end_reset`: all have answered, or are so late that the
-        caller should wait, and leave the processor to them."""
+        """Whether it is time for `recv` or `end_reset`: all have answered, or they are overdue by
+        half the timeout, and the caller should block on them so that they get its core."""
         late = time.monotonic() > self._asked + self._timeout / 2
         return late or all(group.ready() for group in self._groups)
 
@@ -194,6 +183,7 @@ class VectorEnv:
             shared.reward.copy(),
             shared.terminated.copy(),
             shared.truncated.copy(),
+            shared.numbers.copy(),
             faults,
         )
 
@@ -226,17 +216,19 @@ class VectorEnv:
             self.close()
             raise
 
-    def _start(self, start: int, stop: int) -> "_Remote":
+    def _start(self, start: int, stop: int) -> Remote:
         held = self._requests[start:stop]
-        group = _Remote(held, start, self._memory_fd, self._sizes, self._awake)
-        if self._background:
-            group.yield_processor()
-        return group
+        return Remote(held, start, self._memory_fd, self._sizes, self._awake)
+
+    def _yield_processor(self, groups: Sequence["_Local | Remote"]) -> None:
+        # Only once they are made: the caller waits for that, so nothing else is in a hurry.
+        for group in groups:
+            if self._background and isinstance(group, Remote):
+                group.yield_processor()
 
     def _replies(self, timeout: float | None) -> list[Reply]:
-        """One reply of every group, all within the time limit since they were asked."""
-        end = None if timeout is None else self._asked + timeout
-        return [g.recv(None if end is None else end - time.monotonic()) for g in self._groups]
+        """One reply of every group, each within the time limit since it was asked."""
+        return [group.recv(timeout) for group in self._groups]
 
     def _finish_step(self) -> list[Fault]:
         """Collect one reply of every group and replace the workers that are lost."""
@@ -253,7 +245,7 @@ class VectorEnv:
     def _begin_anew(self, index: int, why: WorkerLost) -> list[Fault]:
         """Replace a worker that was lost in a step; its environments begin their next episodes."""
         lost = self._groups[index]
-        assert isinstance(lost, _Remote)
+        assert isinstance(lost, Remote)
         rows = range(lost.first_row, lost.first_row + len(lost.requests))
         self._arrays.obs[rows] = 0.0
         error = self._replace(index, self._episodes + 1, self._nothing())
@@ -267,12 +259,13 @@ class VectorEnv:
     ) -> Exception | None:
         """Put a new worker, inside the given episodes, in the place of one that is lost."""
         lost = self._groups[index]
-        assert isinstance(lost, _Remote)
+        assert isinstance(lost, Remote)
         lost.kill()
         group = self._start(lost.first_row, lost.first_row + len(lost.requests))
         self._groups[index] = group
         reply = group.recv(self._timeout + len(lost.requests))  # it may have many to make
         if not isinstance(reply, Exception):
+            self._yield_processor([group])
             group.send(pickle.dumps(("restore", (episodes.tolist(), list(actions)))))
             reply = group.recv(self._patience(actions))
         return reply if isinstance(reply, Exception) else None
@@ -283,7 +276,7 @@ class VectorEnv:
 
     def _nothing(self) -> list[np.ndarray]:
         """No actions for any environment."""
-        return [np.zeros((0, self._sizes[2]), np.float32)] * self._count
+        return [np.zeros((0, self._sizes.action), np.float32)] * self._count
 
 
 class _Local:
@@ -318,108 +311,7 @@ class _Local:
         self._group.close()
 
 
-class _Remote:
-    """A group of environments in a worker process."""
-
-    def __init__(
-        self,
-        requests: Sequence[EnvRequest],
-        first_row: int,
-        memory_fd: int,
-        sizes: tuple[int, int, int],
-        awake: bool,
-    ) -> None:
-        self.requests, self.first_row = list(requests), first_row
-        self._connection, theirs = Pipe()
-        with theirs:
-            self._process = _start_worker(theirs.fileno(), memory_fd)
-        # Made once: `Connection.poll` makes a selector for every question.
-        self._arrived = select.poll()
-        self._arrived.register(self._connection, select.POLLIN)
-        self.send(pickle.dumps((self.requests, first_row, sizes, awake)))
-
-    def yield_processor(self) -> None:
-        """Let the worker run where nothing else wants to."""
-        # A process that is merely nice may keep a processor for milliseconds from one that wakes.
-        if hasattr(os, "SCHED_IDLE"):
-            with suppress(OSError):
-                os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))
-                return
-        os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
-
-    def send(self, message: bytes) -> None:
-        """Pass a message to the worker."""
-        with suppress(OSError):  # a dead worker is reported by recv
-            self._connection.send_bytes(message)
-
-    def ready(self) -> bool:
-        """Whether the worker's reply, or its end, has come."""
-        return bool(self._arrived.poll(0))
-
-    def recv(self, timeout: float | None) -> Reply:
-        """Wait for the worker's reply: the error or the faults, if any."""
-        try:
-            if timeout is not None and not self._arrived.poll(max(1e3 * timeout, 0.0)):
-                return WorkerLost(f"the worker of {self._held()} does not answer")
-            reply = self._connection.recv_bytes()
-        except (EOFError, OSError):
-            return self._death()
-        return None if reply == DONE else pickle.loads(reply)
-
-    def ask_to_close(self) -> None:
-        """Tell the worker to close its environments and exit."""
-        with suppress(OSError):
-            self._connection.send_bytes(CLOSE)
-
-    def kill(self) -> None:
-        """End the worker at once."""
-        self._process.kill()
-        self._process.wait()
-        self._connection.close()
-
-    def close(self) -> None:
-        """Wait for the end of the worker, and make sure of it."""
-        self._connection.close()
-        try:
-            self._process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _held(self) -> str:
-        return ", ".join(f"{request.label} ({request.task})" for request in self.requests)
-
-    def _death(self) -> WorkerLost:
-        self._connection.close()
-        try:
-            code = self._process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            code = None
-        why = f"exit code {code}"
-        if code is not None and code < 0:
-            why += f", killed by {signal.Signals(-code).name}"
-        return WorkerLost(f"the worker of {self._held()} died ({why})")
-
-
-def _start_worker(connection_fd: int, memory_fd: int) -> subprocess.Popen[bytes]:
-    """Start an interpreter with our import path that runs `worker.main`."""
-    path = [str(entry) for entry in sys.path]
-    code = (
-        f"import sys; sys.path[:] = {path!r};"
-        f" from ace.envs.pool.worker import main; main({connection_fd}, {memory_fd})"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        pass_fds=(connection_fd, memory_fd),
-        env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
-        stdin=subprocess.DEVNULL,
-        # A Ctrl-C in the terminal does not reach it, not even at start. No session of its own:
-        # where processors are shared out among sessions, priorities count only inside one.
-        process_group=0,
-    )
-
-
-def _close_all(groups: list[_Local | _Remote], memory_fd: int) -> None:
+def _close_all(groups: list[_Local | Remote], memory_fd: int) -> None:
     for group in groups:
         group.ask_to_close()
     for group in groups:

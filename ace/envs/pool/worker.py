@@ -8,6 +8,7 @@ import select
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,13 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ace.envs.api import Env, EnvError, TaskError
-from ace.envs.registry import make
+from ace.envs.explain import explain
+from ace.envs.registry import FAMILIES, make
 
 # Messages are pickled tuples (command, argument); replies are None, an exception, or the faults of
 # a step. The frequent ones are pickled once.
 STEP = pickle.dumps(("step", None))
 CLOSE = pickle.dumps(("close", None))
 DONE = pickle.dumps(None)
+IN_STEP, IN_RESET = "failed in step", "failed in reset"
 AWAKE = 0.01  # seconds that a worker with a core to itself looks for its next message
 
 
@@ -55,22 +58,33 @@ class Arrays:
     reward: np.ndarray  # float32 [N]
     terminated: np.ndarray  # bool [N]
     truncated: np.ndarray  # bool [N]
+    numbers: np.ndarray  # float32 [N, K]; NaN in the columns that an environment does not have
 
     def begin_anew(self, row: int) -> None:
         """Make a row look like the start of an episode: no step came before its observation."""
         self.final_obs[row] = self.obs[row]
         self.reward[row] = 0.0
+        self.numbers[row] = np.nan
         self.terminated[row] = self.truncated[row] = False
 
 
-def arrays_nbytes(count: int, obs_size: int, action_size: int) -> int:
+class Sizes(NamedTuple):
+    """The shapes of the shared arrays."""
+
+    count: int  # environments
+    obs: int
+    action: int
+    numbers: int
+
+
+def arrays_nbytes(sizes: Sizes) -> int:
     """Count the bytes that `arrays_over` needs."""
-    return count * (4 * action_size + 8 * obs_size + 4 + 2)
+    return sizes.count * (4 * (sizes.action + 2 * sizes.obs + 1 + sizes.numbers) + 2)
 
 
-def arrays_over(buffer: Any, count: int, obs_size: int, action_size: int) -> Arrays:
+def arrays_over(buffer: Any, sizes: Sizes) -> Arrays:
     """Lay the arrays out in a buffer, one after the other; widest types first, to stay aligned."""
-    offset = 0
+    count, offset = sizes.count, 0
 
     def take(dtype: type, *shape: int) -> np.ndarray:
         nonlocal offset
@@ -79,10 +93,11 @@ def arrays_over(buffer: Any, count: int, obs_size: int, action_size: int) -> Arr
         return array
 
     return Arrays(
-        action=take(np.float32, count, action_size),
-        obs=take(np.float32, count, obs_size),
-        final_obs=take(np.float32, count, obs_size),
+        action=take(np.float32, count, sizes.action),
+        obs=take(np.float32, count, sizes.obs),
+        final_obs=take(np.float32, count, sizes.obs),
         reward=take(np.float32, count),
+        numbers=take(np.float32, count, sizes.numbers),
         terminated=take(np.bool_, count),
         truncated=take(np.bool_, count),
     )
@@ -96,15 +111,19 @@ class Lane:
         self.row = row
         self.env = self.make()
         spec = self.env.spec
-        rows = (arrays.obs[row], arrays.action[row])
-        for what, size, given in zip(
-            ("observation", "action"), (spec.obs_size, spec.action_size), rows, strict=True
+        # Without columns for them, the numbers are not kept.
+        numbers = len(spec.numbers) if arrays.numbers.shape[1] else 0
+        for what, size, given in (
+            ("observation size", spec.obs_size, arrays.obs.shape[1]),
+            ("action size", spec.action_size, arrays.action.shape[1]),
+            ("count of numbers", numbers, arrays.numbers.shape[1]),
         ):
-            if size > given.size:
-                raise TaskError(f"its {what} size is {size}, more than the {given.size} allotted")
+            if size > given:
+                raise TaskError(f"its {what} is {size}, more than the {given} allotted")
         self.action = arrays.action[row, : spec.action_size]
         self.obs = arrays.obs[row, : spec.obs_size]
         self.final_obs = arrays.final_obs[row, : spec.obs_size]
+        self.numbers = arrays.numbers[row, :numbers]
         self.seed = request.seed
         self.episode = -1
 
@@ -153,7 +172,7 @@ class Group:
                 lane.obs[:] = lane.begin(lane.episode + 1)
                 lane.final_obs[:] = lane.obs
             except Exception as error:
-                raise self._failed(error, lane, "reset") from error
+                raise _labelled(error, lane.request, IN_RESET) from error
 
     def restore(self, episodes: Sequence[int], actions: Sequence[np.ndarray]) -> None:
         """Go back into episodes by playing their actions again; both are those of all rows.
@@ -170,7 +189,7 @@ class Group:
                     lane.env = lane.make()
                     lane.obs[:] = lane.begin(episodes[lane.row])
             except Exception as error:
-                raise self._failed(error, lane, "reset") from error
+                raise _labelled(error, lane.request, IN_RESET) from error
 
     def step(self) -> list[Fault]:
         """Step every lane once; a lane whose episode ends starts the next one at once.
@@ -190,11 +209,13 @@ class Group:
                 lane.final_obs[:] = result.obs
                 lane.obs[:] = lane.begin(lane.episode + 1) if ended else result.obs
             except Exception as error:
-                faults.append(self._replace(lane, self._failed(error, lane, "step")))
+                faults.append(self._replace(lane, _labelled(error, lane.request, IN_STEP)))
                 continue
             reward[lane.row] = result.reward
             terminated[lane.row] = result.terminated
             truncated[lane.row] = result.truncated
+            if lane.numbers.size:
+                lane.numbers[:] = result.numbers
         return faults
 
     def _replace(self, lane: Lane, error: Exception) -> Fault:
@@ -206,7 +227,8 @@ class Group:
             lane.env = lane.make()
             lane.obs[:] = lane.begin(lane.episode + 1)
         except Exception as again:
-            text = f"{error}\nIts replacement failed too. {self._failed(again, lane, 'reset')}"
+            again = _labelled(again, lane.request, IN_RESET)
+            text = f"{error}\nIts replacement failed too. {again}"
             fault = Fault(lane.row, text, final=True)
         self.arrays.begin_anew(lane.row)
         return fault
@@ -217,15 +239,14 @@ class Group:
             lane.env.close()
         self.lanes = []
 
-    def _failed(self, error: Exception, lane: Lane, what: str) -> Exception:
-        return _labelled(error, lane.request, f"failed in {what}")
-
 
 def _labelled(error: Exception, request: EnvRequest, what: str) -> Exception:
-    """Say which lane an error comes from; anything but our own errors is a crash."""
+    """Say which lane an error comes from; a crash inside a step comes with its trace."""
     text = f"{request.label} ({request.task}) {what}: "
     if isinstance(error, (EnvError, TaskError)):
         return type(error)(f"{text}{error}")
+    if what != IN_STEP:
+        return EnvError(f"{text}{explain(error)}")
     details = "".join(traceback.format_exception(error)).rstrip()
     return EnvError(f"{text}{type(error).__name__}: {error}\n{details}")
 
@@ -233,6 +254,8 @@ def _labelled(error: Exception, request: EnvRequest, what: str) -> Exception:
 def main(connection_fd: int, memory_fd: int) -> None:
     """Run a worker process until it is told to close, or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    # Simulators warn when they are imported, once in every worker. Some undo `-W ignore`.
+    warnings.showwarning = lambda *_, **__: None
     connection = Connection(connection_fd)
     try:
         serve(connection, memory_fd)
@@ -242,13 +265,14 @@ def main(connection_fd: int, memory_fd: int) -> None:
 
 def serve(connection: Connection, memory_fd: int) -> None:
     """Make the lanes that the first message describes, then answer every message."""
-    requests, first_row, sizes, awake = connection.recv()
+    requests, first_row, sizes, awake, families = connection.recv()
+    FAMILIES.update(families)  # the main program's: nothing else of it is imported here
     arrived = select.poll()
     arrived.register(connection, select.POLLIN)
-    buffer = mmap.mmap(memory_fd, arrays_nbytes(*sizes))
+    buffer = mmap.mmap(memory_fd, arrays_nbytes(sizes))
     os.close(memory_fd)
     try:
-        group = Group(requests, first_row, arrays_over(buffer, *sizes))
+        group = Group(requests, first_row, arrays_over(buffer, sizes))
     except Exception as error:
         connection.send(error)
         return

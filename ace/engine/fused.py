@@ -1,0 +1,428 @@
+"""Faster forms of the method's functions for a GPU, each of the same signature as the plain one.
+
+Three things make them faster. Fused kernels (`engine.kernels`) do what stands between two matrix
+products in one pass through memory. Loops over the horizon are unrolled into one graph. Matrix
+dimensions are padded with zeros to multiples of 16, the tile size of the tensor cores; otherwise
+every product would pad its input with a kernel of its own. `table` is what `replaced` takes.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ace.engine import kernels
+from ace.method import learner, model, nets, noise, score
+from ace.method.types import LearnerState, Params
+from ace.settings.config import Config, LearnConfig
+
+ROUND = 16  # matrix dimensions are padded to multiples of this
+SMALL = 8192  # a leaf of at most so many numbers is joined with others by the optimiser
+
+
+# --- products -------------------------------------------------------------------------------------
+
+
+def product(w: jax.Array, x: jax.Array, multiply: Callable = jnp.matmul) -> jax.Array:
+    """x W, where x may lack the zero columns with which W was padded.
+
+    One axis of rows: for a gradient that sums over two, XLA would transpose a factor.
+    """
+    x = x.reshape(-1, x.shape[-1])
+    x = jnp.pad(x, ((0, 0), (0, w.shape[-2] - x.shape[-1])))
+    return multiply(x, w)
+
+
+def apply(w: jax.Array, x: jax.Array, multiply: Callable = jnp.matmul) -> jax.Array:
+    """`product` with the leading axes of x."""
+    return product(w, x, multiply).reshape(*x.shape[:-1], -1)
+
+
+@jax.custom_vjp
+def product_f32(x: jax.Array, w: jax.Array) -> jax.Array:
+    """x W, accumulated and returned in float32; its gradient comes back in the type of x."""
+    return jnp.matmul(x, w, preferred_element_type=jnp.float32)
+
+
+def _product_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple]:
+    return product_f32(x, w), (x, w)
+
+
+def _product_backward(kept: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, w = kept
+    dy = dy.astype(x.dtype)  # else the gradient of x, which is wide, would be float32 in memory
+    return dy @ w.T, x.T @ dy
+
+
+product_f32.defvjp(_product_forward, _product_backward)
+
+
+@jax.custom_vjp
+def product_split(x: jax.Array, w: jax.Array) -> jax.Array:
+    """x W of float32 arrays as one product of bfloat16 ones, each number in two parts: sixteen bits
+    of every factor count instead of eight, and only the result is rounded to bfloat16. A GPU is
+    slow at products of float32."""
+    (x, x_rest), (w, w_rest) = _halves(x), _halves(w)
+    left, right = jnp.concatenate([x, x_rest, x], -1), jnp.concatenate([w, w, w_rest], -2)
+    fill = -left.shape[-1] % ROUND
+    left, right = jnp.pad(left, ((0, 0), (0, fill))), jnp.pad(right, ((0, fill), (0, 0)))
+    return jnp.matmul(left, right)  # summed in float32
+
+
+def _halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # Not by a conversion there and back, which the compiler would remove.
+    head = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+    return head.astype(jnp.bfloat16), (x - head).astype(jnp.bfloat16)
+
+
+def _split_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple]:
+    return product_split(x, w), (x, w)
+
+
+def _split_backward(kept: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, w = kept
+    parts = jnp.matmul(jnp.concatenate(_halves(x), -1).T, dy, preferred_element_type=jnp.float32)
+    dx = jnp.matmul(dy, w.T.astype(dy.dtype), preferred_element_type=jnp.float32)
+    return dx, parts[: w.shape[0]] + parts[w.shape[0] :]
+
+
+product_split.defvjp(_split_forward, _split_backward)
+
+
+# --- layers: nets ---------------------------------------------------------------------------------
+
+
+def linear(p: Params, x: jax.Array) -> jax.Array:
+    """x W + b."""
+    y = apply(p["w"], x)
+    return y + p["b"].astype(y.dtype)
+
+
+def linear_f32(p: Params, x: jax.Array) -> jax.Array:
+    """x W + b in float32, with gradients in the type of x."""
+    return apply(p["w"], x, product_f32) + p["b"]
+
+
+def bias_norm_act(
+    act: str, b: jax.Array, norm: Params | None, x: jax.Array, dtype: Any
+) -> jax.Array:
+    """Bias, norm and activation in one kernel."""
+    if not kernels.fits(kernels.rows, math.prod(x.shape[:-1]), x.shape[-1]):
+        return nets.bias_norm_act.plain(act, b, norm, x, dtype)
+    y: Any = kernels.bias_norm_act(act, norm is not None, dtype, *_row_args(b, norm, x))
+    return y.reshape(x.shape)
+
+
+def _row_args(b: jax.Array, norm: Params | None, x: jax.Array) -> tuple[jax.Array, ...]:
+    """Rows, their bias, and scale and bias of their norm, which are not read if there is none."""
+    norm = norm or {"scale": b, "bias": b}
+    return x.reshape(-1, x.shape[-1]), b, norm["scale"], norm["bias"]
+
+
+def dense_elu(p: Params, x: jax.Array) -> jax.Array:
+    """A narrow layer in one kernel where nothing learns, else its product and the rest."""
+    flat = x.reshape(-1, x.shape[-1])
+    if kernels.fits(kernels.layers, *flat.shape, p["b"].shape[-1], x.dtype):
+        return _widen(p, flat).reshape(*x.shape[:-1], -1)
+    return _dense_elu(p, x)
+
+
+def _dense_elu(p: Params, x: jax.Array) -> jax.Array:
+    return bias_norm_act("elu", p["b"], None, apply(p["w"], x), x.dtype)
+
+
+@jax.custom_vjp
+def _widen(p: Params, x: jax.Array) -> jax.Array:
+    return kernels.layers.widen(x, p["w"], p["b"])
+
+
+_widen.defvjp(functools.partial(jax.vjp, _dense_elu), lambda back, d: back(d))
+
+
+def dense_out(p: Params, out: Params, x: jax.Array) -> jax.Array:
+    """The activation and the narrow product after it in one kernel where nothing learns."""
+    y = apply(p["w"], x)
+    flat, width = y.reshape(-1, y.shape[-1]), out["b"].shape[-1]
+    slim = width + -width % ROUND
+    if kernels.fits(kernels.layers, flat.shape[0], slim, flat.shape[1], y.dtype):
+        w = jnp.pad(out["w"], ((0, 0), (0, slim - width)))
+        found = _narrow({"b": p["b"]}, {"w": w, "b": jnp.zeros(slim)}, flat)
+        return found[:, :width].reshape(*y.shape[:-1], -1) + out["b"]
+    return _dense_out(p, out, y)
+
+
+def _dense_out(p: Params, out: Params, y: jax.Array) -> jax.Array:
+    return linear_f32(out, bias_norm_act("elu", p["b"], None, y, y.dtype))
+
+
+@jax.custom_vjp
+def _narrow(p: Params, out: Params, y: jax.Array) -> jax.Array:
+    return kernels.layers.narrow(y, p["b"], out["w"])
+
+
+_narrow.defvjp(functools.partial(jax.vjp, _dense_out), lambda back, d: back(d))
+
+
+def dense_layer_norm(
+    p: Params, norm: Params, x: jax.Array, act: str, dtype: Any = None
+) -> jax.Array:
+    """For bf16 results of float32 inputs the product is made of split numbers."""
+    split = dtype == jnp.bfloat16 and x.dtype == jnp.float32
+    y = apply(p["w"], x, product_split if split else jnp.matmul)
+    return bias_norm_act(act, p["b"], norm, y, dtype or x.dtype)
+
+
+def twin_layer_norm(p: Params, norm: Params, x: jax.Array, act: str) -> jax.Array:
+    """One product for all layers, if a kernel that takes its result apart fits: one product each
+    would copy their common input."""
+    width = p["b"].shape[-1]
+    if not kernels.fits(kernels.rows, math.prod(x.shape[:-1]), width):
+        return nets.twin_layer_norm.plain(p, norm, x, act)
+    w = jnp.moveaxis(p["w"], 0, 1)
+    y = product(w.reshape(w.shape[0], -1), x)
+    params = p["b"], norm["scale"], norm["bias"]
+    out: Any = kernels.bias_norm_act(act, True, x.dtype, y, *params)
+    return out.reshape(-1, *x.shape[:-1], width)
+
+
+def dense_head(p: Params, norm: Params | None, out: Params, x: jax.Array) -> jax.Array:
+    """Bias, norm, activation and the product with a single column in one kernel."""
+    y = apply(p["w"], x)
+    if not kernels.fits(kernels.rows, math.prod(y.shape[:-1]), y.shape[-1]):
+        return linear_f32(out, bias_norm_act("elu", p["b"], norm, y, y.dtype)).squeeze(-1)
+    q: Any = kernels.head("elu", norm is not None, *_row_args(p["b"], norm, y), out["w"][:, 0])
+    return q.reshape(y.shape[:-1]) + out["b"]
+
+
+def dense_batch_norm(p: Params, norm: Params, x: jax.Array) -> tuple[jax.Array, Params]:
+    """Statistics, norm and activation from one read of the product."""
+    x = apply(p["w"], x)
+    if kernels.fits(kernels.columns, *x.shape[-2:]):
+        groups = x.reshape(-1, *x.shape[-2:])
+        found: Any = kernels.batch_norm_elu(norm["scale"], norm["bias"], groups)
+        y, mean, var = (v.reshape(*x.shape[:-2], *v.shape[1:]) for v in found)
+    else:
+        y, mean, var = nets.batch_normed_elu(norm["scale"], norm["bias"], x)
+    return y, {"mean": mean.squeeze(-2) + p["b"], "var": var.squeeze(-2)}
+
+
+def ln_gru(p: Params, x: jax.Array, b: jax.Array | None) -> jax.Array:
+    """One product for input and belief, in which the candidate's two parts stay apart, and one
+    kernel for the gates."""
+    wi, wh, norm = p["wi"], p["wh"], p["norm"]
+    width = wh.shape[0]
+    if b is not None:
+        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, wi.shape[-2] - x.shape[-1])])
+        (wi, new_i), (wh, new_h) = (jnp.split(w, [2 * width], -1) for w in (wi, wh))
+        none = jnp.zeros_like(new_h), jnp.zeros_like(new_i)
+        rows = [wi, new_i, none[1]], [wh, none[0], new_h]
+        wi = jnp.concatenate([jnp.concatenate(row, -1) for row in rows])
+        x = jnp.concatenate([x, b], -1)
+    g = apply(wi, x)
+    if kernels.fits(kernels.gru, math.prod(g.shape[:-1]), width):
+        flat = (y if y is None else y.reshape(-1, y.shape[-1]) for y in (g, b))
+        new: Any = kernels.gru_gates(*flat, norm["scale"], norm["bias"])
+        return new.reshape(*g.shape[:-1], width)
+    parts = jnp.split(g, g.shape[-1] // width, -1)
+    return nets.gru_gates(parts, b, norm["scale"], norm["bias"])
+
+
+def scan(step: Callable, carry: Any, xs: Any) -> tuple[Any, Any]:
+    """A scan unrolled into one graph; the first carry may hold None."""
+    outs = []
+    for t in range(jax.tree.leaves(xs)[0].shape[0]):
+        carry, out = step(carry, jax.tree.map(lambda x, t=t: x[t], xs))
+        outs.append(out)
+    return carry, jax.tree.map(lambda *parts: jnp.stack(parts), *outs)
+
+
+def round_latent(size: int) -> int:
+    """A power of two, which the kernels can hold, or a multiple of the tile size above 128."""
+    return max(ROUND, 1 << (size - 1).bit_length()) if size <= 128 else size + -size % ROUND
+
+
+def cast(params: Params, dtype: Any, axes: nets.Axes) -> Params:
+    """The plain cast, with zeros for latents of a round size wherever one is made or taken."""
+
+    def fill(x: jax.Array, axis: int, more: int) -> jax.Array:
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = (0, more)
+        return jnp.pad(x, widths)
+
+    def grow(path: tuple, x: jax.Array) -> jax.Array:
+        axis, parts = axes.get(nets.path_names(path), (0, ()))
+        if "latent" not in [name for name, _ in parts]:
+            return x
+        known = sum(size or 0 for _, size in parts)
+        sizes = [x.shape[axis] - known if size is None else size for _, size in parts]
+        pieces = [
+            fill(piece, axis, round_latent(size) - size) if name == "latent" else piece
+            for piece, (name, _), size in zip(
+                jnp.split(x, np.cumsum(sizes)[:-1], axis), parts, sizes, strict=True
+            )
+        ]
+        whole = jnp.concatenate(pieces, axis) if len(pieces) > 1 else pieces[0]
+        return fill(whole, axis, -whole.shape[axis] % ROUND)
+
+    return jax.tree_util.tree_map_with_path(grow, nets.cast.plain(params, dtype, axes))
+
+
+# --- imagination: noise, model, score -------------------------------------------------------------
+
+
+def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Draws in a kernel of their own: fused into wider rows, they would be drawn more slowly."""
+    return jax.lax.optimization_barrier(noise.normal.plain(key, shape))
+
+
+def no_belief(params: Params, z: jax.Array) -> None:
+    """None stands for a belief of zeros, which saves its product."""
+    return None
+
+
+def imagine(
+    params: Params, stats: Params, z: jax.Array, b: jax.Array | None, actions: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """All steps in one graph, each in one kernel that reads its actions out of the whole array;
+    before the first step one latent stands for all."""
+    start = z[None], model.repeat(params, z, b, actions.shape[1])[1]
+
+    def step(carry: tuple, t: int) -> tuple[tuple, tuple]:
+        z, b = carry
+        after = _move(params, stats, z, b, actions, t)
+        return after, after
+
+    return scan(step, start, np.arange(actions.shape[0]))[1]
+
+
+def move(params: Params, stats: Params, z, b, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A step of the model in one kernel."""
+    return _move(params, stats, z, b, action[None], 0)
+
+
+def _move(params: Params, stats: Params, z, b, actions: jax.Array, t: Any) -> tuple:
+    cell, p, running = params["cell"], params["projector"], stats["projector"]
+    size = cell["wi"].shape[-2] - z.shape[-1]
+    sizes = (actions.shape[1], z.shape[-1], size, cell["wh"].shape[0], p["out"]["w"].shape[0])
+    if not kernels.fits(kernels.dynamics, *sizes, z.dtype):
+        z = jnp.broadcast_to(z, (actions.shape[1], z.shape[-1]))
+        return model.move.plain(params, stats, z, b, actions[t])
+    factor = p["norm"]["scale"] * jax.lax.rsqrt(running["var"] + 1e-5)
+    offset = p["norm"]["bias"] + (p["in"]["b"] - running["mean"]) * factor
+    gates = cell["wi"], cell["wh"], cell["norm"]["scale"], cell["norm"]["bias"]
+    projector = p["in"]["w"], factor, offset, p["out"]["w"], p["out"]["b"]
+    return kernels.dynamics.step(z, actions, t, b, *gates, *projector)
+
+
+def round_rows(x: jax.Array, axis: int) -> jax.Array:
+    """Zeros up to a round number of rows."""
+    widths = [(0, -n % ROUND if i == axis else 0) for i, n in enumerate(x.shape)]
+    return jnp.pad(x, widths)
+
+
+def follow(
+    config: Config,
+    params: Params,
+    stats: Params,
+    z: jax.Array,
+    b: jax.Array | None,
+    actions: jax.Array,
+    horizon: jax.Array,
+) -> score.Ends:
+    """Where sequences lead, rolled out as a round number of them."""
+    ends = score.follow.plain(config, params, stats, z, b, round_rows(actions, 1), horizon)
+    return jax.tree.map(lambda x: x[: actions.shape[1]], ends)
+
+
+def value(
+    config: Config, params: Params, ends: score.Ends, horizon: jax.Array, eps: jax.Array
+) -> jax.Array:
+    """The value of a round number of sequences."""
+    count = eps.shape[0]
+    ends = jax.tree.map(lambda x: round_rows(x, 0), ends)
+    return score.value.plain(config, params, ends, horizon, round_rows(eps, 0))[:count]
+
+
+# --- the optimiser: learner -----------------------------------------------------------------------
+
+
+def optimise(
+    learn: LearnConfig, rate: Any, grads: Params, opt: Any, params: Params, active: jax.Array
+) -> tuple[Params, Any, jax.Array, jax.Array]:
+    """All small leaves make the step as one vector; each by itself would cost several kernels."""
+    clip, moments, *rest = opt
+    decays = jax.tree.map(lambda p, d: np.full(p.shape, d), params, learner.matrices(params))
+    # Keep the concatenation out of the reductions' fusions: fused with it, XLA runs a reduction
+    # over rows on one thread.
+    apart = jax.lax.optimization_barrier
+    grads = jax.tree.map(lambda g: apart(g) if g.size <= SMALL else g, grads)
+    given = grads, moments.mu, moments.nu, params, decays
+    gathered, mu, nu, old, decays = map(gather_small, given)
+    old_moments = moments._replace(mu=mu, nu=nu)
+    optimiser: Any = learner.adam(learn, rate, decays)
+    changes, (_, new_moments, *_) = optimiser.update(gathered, (clip, old_moments, *rest), old)
+    norm = optax.tree.norm(gathered)
+    moved = active & jnp.isfinite(norm)
+    new: Any = optax.apply_updates(old, changes)  # type: ignore[arg-type]
+    new, moments = learner.choose(moved, (new, new_moments), (old, old_moments))
+    mu, nu = (spread_small(x, params) for x in (moments.mu, moments.nu))
+    return spread_small(new, params), (clip, moments._replace(mu=mu, nu=nu), *rest), norm, moved
+
+
+def gather_small(tree: Any) -> list[Any]:
+    """The leaves of a tree, of which all small ones are one vector, at the end."""
+    leaves = jax.tree.leaves(tree)
+    join = np.concatenate if isinstance(leaves[0], np.ndarray) else jnp.concatenate
+    small = [x.reshape(-1) for x in leaves if x.size <= SMALL]
+    return [x for x in leaves if x.size > SMALL] + ([join(small)] if small else [])
+
+
+def spread_small(gathered: list[Any], like: Any) -> Any:
+    """The tree whose leaves were gathered; it is like another one."""
+    leaves, structure = jax.tree.flatten(like)
+    ends = np.cumsum([x.size for x in leaves if x.size <= SMALL])
+    small = iter(jnp.split(gathered[-1], ends[:-1]) if len(ends) else ())
+    large = iter(gathered)
+    found = [next(small if x.size <= SMALL else large).reshape(x.shape) for x in leaves]
+    return jax.tree.unflatten(structure, found)
+
+
+def follow_target(
+    learn: LearnConfig, state: LearnerState, params: Params, moved: jax.Array
+) -> Params:
+    """The moving average of all small leaves as one vector."""
+    old = gather_small(state.target)
+    new = {name: params[name] for name in state.target}
+    flat = learner.follow.plain(
+        learn, state._replace(target={"all": old}), {"all": gather_small(new)}, moved
+    )
+    return spread_small(flat["all"], state.target)
+
+
+TABLE: dict[str, Callable] = {
+    nets.linear.name: linear,
+    nets.linear_f32.name: linear_f32,
+    nets.bias_norm_act.name: bias_norm_act,
+    nets.dense_elu.name: dense_elu,
+    nets.dense_out.name: dense_out,
+    nets.dense_layer_norm.name: dense_layer_norm,
+    nets.twin_layer_norm.name: twin_layer_norm,
+    nets.dense_head.name: dense_head,
+    nets.dense_batch_norm.name: dense_batch_norm,
+    nets.ln_gru.name: ln_gru,
+    nets.scan.name: scan,
+    nets.cast.name: cast,
+    noise.normal.name: normal,
+    model.no_belief.name: no_belief,
+    model.imagine.name: imagine,
+    model.move.name: move,
+    score.follow.name: follow,
+    score.value.name: value,
+    learner.optimise.name: optimise,
+    learner.follow.name: follow_target,
+}

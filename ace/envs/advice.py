@@ -1,0 +1,63 @@
+"""What a user should know about a task before a long run of it: a time limit that we assume, and
+seeds that it ignores."""
+
+import functools
+from contextlib import suppress
+
+import numpy as np
+
+from ace.envs.api import EnvError, TaskError
+from ace.envs.pool.vector import EnvRequest, VectorEnv
+from ace.envs.registry import FAMILIES, OWN, get_spec
+
+SECONDS = 60.0  # for each answer of an environment while it is tried
+STEPS = 2
+
+
+def notes(task: str) -> list[str]:
+    """Give one line for each thing that a run of the task should say at its start."""
+    return list(_notes(task))
+
+
+@functools.cache
+def _notes(task: str) -> tuple[str, ...]:
+    spec, found = get_spec(task), []
+    family = task.partition("/")[0]
+    if spec.assumed_limit:
+        how = "wrap it with gymnasium.wrappers.TimeLimit"
+        if family in FAMILIES:
+            how = "set max_episode_steps of its spec"
+        found.append(
+            f"task {task} has no time limit: its episodes are cut after"
+            f" {spec.max_episode_steps:,} environment steps; {how} to choose another"
+        )
+    # The families of this package repeat themselves: tests say so.
+    if family not in OWN and not repeats_itself(task):
+        found.append(
+            f"task {task} does not repeat itself under a seed: runs of it cannot be repeated or"
+            " resumed exactly"
+        )
+    return tuple(found)
+
+
+def repeats_itself(task: str) -> bool:
+    """Whether two environments of one seed, each started twice, show the same beginning.
+
+    They run in a worker process, since trying may crash or hang. Where it fails, nothing is known:
+    the run itself will tell.
+    """
+    spec, twice = get_spec(task), [EnvRequest(task, 0, 1, "try of its seeds")] * 2
+    actions = np.random.default_rng(0).uniform(-1, 1, (STEPS, 1, spec.action_size))
+    sizes = (spec.obs_size, spec.action_size)
+    seen = []  # per start [2, ...]
+    with suppress(EnvError, TaskError), VectorEnv(twice, 1, *sizes, timeout=SECONDS) as envs:
+        for _ in range(2):
+            parts = [envs.reset([0, 0])]
+            for action in actions.astype(np.float32):
+                step = envs.step(np.repeat(action, 2, axis=0))
+                if step.faults:
+                    return True
+                parts += [step.final_obs, step.reward[:, None]]
+            seen.append(np.concatenate(parts, axis=1))
+    tries = np.concatenate(seen) if seen else np.zeros((1, 0))
+    return bool((tries == tries[0]).all())

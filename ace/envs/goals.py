@@ -1,0 +1,77 @@
+"""Goals inside observations: whether a task's declaration of its goal holds, and observations with
+another goal in the place of their own, for replay in hindsight."""
+
+import itertools
+import pickle
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ace.envs.api import EnvSpec, Goal, TaskError
+from ace.envs.explain import explain
+
+
+def check_goal(spec: EnvSpec) -> None:
+    """Raise TaskError unless the goal's ranges fit the observation and its rule can be used."""
+    goal = spec.goal
+    if goal is None:
+        return
+    ranges = {"achieved": goal.achieved, "desired": goal.desired}
+    if goal.error is not None:
+        ranges["error"] = goal.error
+    for name, (start, stop) in ranges.items():
+        if not 0 <= start < stop <= spec.obs_size:
+            raise _wrong(spec, f"{name} is {start, stop}", f"choose it in 0 to {spec.obs_size}")
+    if len({stop - start for start, stop in ranges.values()}) > 1:
+        raise _wrong(spec, f"the widths of {_listed(ranges)} differ", "make them equal")
+    ordered = sorted(ranges.values())
+    for (_, stop), (start, _) in itertools.pairwise(ordered):
+        if start < stop:
+            raise _wrong(spec, f"{_listed(ranges)} overlap", "give each its own entries")
+    _check_rule(spec, goal)
+
+
+def _check_rule(spec: EnvSpec, goal: Goal) -> None:
+    try:
+        pickle.dumps(goal)
+        hash(goal)
+    except Exception as error:
+        advice = "use a function at the top of a module"
+        raise _wrong(spec, f"its rule cannot be sent ({explain(error)})", advice) from error
+    tried = np.zeros((3, 2, goal.desired[1] - goal.desired[0]))
+    advice = "write it as rule(xp, achieved [..., G], desired [..., G]) -> rewards [...]"
+    try:
+        with np.errstate(all="ignore"):
+            shape = np.shape(goal.rule(np, tried, tried))
+    except Exception as error:
+        raise _wrong(spec, f"its rule failed ({explain(error)})", advice) from error
+    if shape != tried.shape[:-1]:
+        found = f"its rule gave rewards {shape} for goals {tried.shape}"
+        raise _wrong(spec, found, advice)
+
+
+def relabel(goal: Goal, obs: Any, desired: Any, xp: ModuleType = np) -> Any:
+    """Give observations [..., O] with other desired goals [..., G], and the error that follows.
+
+    Leading axes of `desired` broadcast; xp is numpy or jax.numpy.
+    """
+    width = goal.desired[1] - goal.desired[0]
+    desired = xp.broadcast_to(xp.asarray(desired, obs.dtype), (*obs.shape[:-1], width))
+    written = {goal.desired: desired}
+    if goal.error is not None:
+        written[goal.error] = desired - obs[..., slice(*goal.achieved)]
+    # Built from pieces: JAX arrays cannot be written into.
+    pieces, at = [], 0
+    for start, stop in sorted(written):
+        pieces += [obs[..., at:start], written[start, stop]]
+        at = stop
+    return xp.concatenate([*pieces, obs[..., at:]], axis=-1)
+
+
+def _listed(ranges: dict[str, tuple[int, int]]) -> str:
+    return ", ".join(f"{name} {where}" for name, where in ranges.items())
+
+
+def _wrong(spec: EnvSpec, what: str, advice: str) -> TaskError:
+    return TaskError(f"task '{spec.task}' declares a goal that does not fit: {what}; {advice}")

@@ -1,0 +1,163 @@
+"""The parent's handle of one worker process: starts it, talks to it and notices when it is dead or
+hangs. Workers are fresh interpreters that import neither JAX nor the main module;
+`multiprocessing` would import the main module, and with it JAX, once more in every worker, so they
+are started by hand."""
+
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
+
+from ace.envs.api import EnvError
+from ace.envs.pool.clock import WorkerClock
+from ace.envs.pool.worker import CLOSE, DONE, EnvRequest, Fault, Sizes
+from ace.envs.registry import FAMILIES
+
+Reply = Exception | list[Fault] | None
+
+CLOSE_SECONDS = 5.0
+LOOKS = 16  # times that a worker's clock is read before it counts as hung
+# One thread per worker: there are as many workers as cores.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class WorkerLost(EnvError):
+    """A worker process died or does not answer."""
+
+
+class Remote:
+    """A group of environments in a worker process."""
+
+    def __init__(
+        self,
+        requests: Sequence[EnvRequest],
+        first_row: int,
+        memory_fd: int,
+        sizes: Sizes,
+        awake: bool,
+    ) -> None:
+        self.requests, self.first_row = list(requests), first_row
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._process = _start_worker(theirs.fileno(), memory_fd)
+        self._clock = WorkerClock(self._process.pid)
+        self._yields = False
+        # Made once: `Connection.poll` makes a selector for every question.
+        self._arrived = select.poll()
+        self._arrived.register(self._connection, select.POLLIN)
+        self.send(pickle.dumps((self.requests, first_row, sizes, awake, FAMILIES)))
+
+    def yield_processor(self) -> None:
+        """Let the worker run where nothing else wants to."""
+        self._yields = True
+        # A process that is merely nice may keep a processor for milliseconds from one that wakes.
+        if hasattr(os, "SCHED_IDLE"):
+            with suppress(OSError):
+                os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))
+                return
+        os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
+
+    def take_processor(self) -> None:
+        """Give the worker its normal priority back, if the system allows that."""
+        self._yields = False
+        with suppress(OSError):  # often only root may
+            if hasattr(os, "SCHED_IDLE"):
+                os.sched_setscheduler(self._process.pid, os.SCHED_OTHER, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)
+
+    def send(self, message: bytes) -> None:
+        """Pass a message to the worker."""
+        self._clock.start()
+        with suppress(OSError):  # a dead worker is reported by recv
+            self._connection.send_bytes(message)
+
+    def ready(self) -> bool:
+        """Whether the worker's reply, or its end, has come."""
+        return bool(self._arrived.poll(0))
+
+    def recv(self, timeout: float | None) -> Reply:
+        """Wait for the worker's reply: the error or the faults, if any.
+
+        The worker may take `timeout` seconds since the message, not counting the time in which it
+        waits for a processor.
+        """
+        try:
+            if timeout is not None and not self._answers(timeout):
+                return WorkerLost(f"the worker of {self._held()} does not answer")
+            reply = self._connection.recv_bytes()
+        except (EOFError, OSError):
+            return self._death()
+        return None if reply == DONE else pickle.loads(reply)
+
+    def _answers(self, timeout: float) -> bool:
+        pause = timeout / LOOKS
+        # Nearly every reply comes here, before the clock is read.
+        if self._arrived.poll(1e3 * max(pause - self._clock.wall(), 0.0)):
+            return True
+        left = timeout - self._clock.count()
+        while not self._arrived.poll(1e3 * max(min(left, pause), 0.0)):
+            if left <= 0:
+                return False
+            if self._yields and self._clock.wall() > timeout / 2:
+                self.take_processor()
+            left = timeout - self._clock.count()
+        return True
+
+    def ask_to_close(self) -> None:
+        """Tell the worker to close its environments and exit."""
+        with suppress(OSError):
+            self._connection.send_bytes(CLOSE)
+
+    def kill(self) -> None:
+        """End the worker at once."""
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
+        self._clock.close()
+
+    def close(self) -> None:
+        """Wait for the end of the worker, and make sure of it."""
+        self._connection.close()
+        self._clock.close()
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _held(self) -> str:
+        return ", ".join(f"{request.label} ({request.task})" for request in self.requests)
+
+    def _death(self) -> WorkerLost:
+        self._connection.close()
+        try:
+            code = self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            code = None
+        why = f"exit code {code}"
+        if code is not None and code < 0:
+            why += f", killed by {signal.Signals(-code).name}"
+        return WorkerLost(f"the worker of {self._held()} died ({why})")
+
+
+def _start_worker(connection_fd: int, memory_fd: int) -> subprocess.Popen[bytes]:
+    """Start an interpreter with our import path that runs `worker.main`."""
+    path = [str(entry) for entry in sys.path]
+    code = (
+        f"import sys; sys.path[:] = {path!r};"
+        f" from ace.envs.pool.worker import main; main({connection_fd}, {memory_fd})"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code],
+        pass_fds=(connection_fd, memory_fd),
+        env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
+        stdin=subprocess.DEVNULL,
+        # A Ctrl-C in the terminal does not reach it, not even at start. No session of its own:
+        # where processors are shared out among sessions, priorities count only inside one.
+        process_group=0,
+    )

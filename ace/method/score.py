@@ -1,0 +1,82 @@
+"""What a sequence of actions is worth in the learned model (2.1): the sum of its predicted rewards
+and the novelty-aware value of where it ends."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ace.method import model
+from ace.method.replaceable import replaceable
+from ace.method.types import Lane, Params
+from ace.settings.config import Config
+
+
+class Ends(NamedTuple):
+    """Where sequences of actions lead in the model."""
+
+    rewards: jax.Array  # [N] discounted sum over the working horizon
+    latent: jax.Array  # [N, latent] after it
+
+
+def propose(
+    lane: Lane,
+    params: Params,
+    stats: Params,
+    z: jax.Array,
+    b: jax.Array | None,
+    horizon: jax.Array,
+    count: int,
+    key: jax.Array,
+) -> tuple[jax.Array, Ends]:
+    """Sequences [H, M, A] that the noisy policy takes in the model, and where they lead."""
+    config = lane.config
+    if not count:
+        nothing = jnp.zeros((config.plan.horizon, 0, lane.action_mask.shape[0]))
+        return nothing, Ends(nothing[0, :, 0], jnp.zeros((0, z.shape[-1]), z.dtype))
+    eps = model.action_normal(key, (config.plan.horizon, count), lane.action_mask)
+    actions, z_next, b_next = model.imagine_policy(params, stats, config.learn, z, b, eps)
+    return actions, _ends(config, params, z, b, actions, z_next, b_next, horizon)
+
+
+@replaceable
+def follow(
+    config: Config,
+    params: Params,
+    stats: Params,
+    z: jax.Array,
+    b: jax.Array | None,
+    actions: jax.Array,
+    horizon: jax.Array,
+) -> Ends:
+    """Where sequences [H, N, A] lead.
+
+    All H steps are rolled out; the working horizon only selects what counts.
+    """
+    z_next, b_next = model.imagine(params, stats, z, b, actions)
+    return _ends(config, params, z, b, actions, z_next, b_next, horizon)
+
+
+def _ends(config, params, z, b, actions, z_next, b_next, horizon) -> Ends:
+    b = jnp.zeros_like(b_next[0, 0]) if b is None else b
+    z_before, b_before = (
+        jnp.concatenate([jnp.broadcast_to(x, (1, *after.shape[1:])), after[:-1]])
+        for x, after in ((z, z_next), (b, b_next))
+    )
+    rewards = model.reward(params, z_before, b_before, actions, b_next)
+    t = jnp.arange(actions.shape[0])[:, None]
+    rewards = jnp.sum(jnp.where(t < horizon, config.learn.discount**t * rewards, 0.0), 0)
+    return Ends(rewards, z_next[horizon - 1])
+
+
+@replaceable
+def value(
+    config: Config, params: Params, ends: Ends, horizon: jax.Array, eps: jax.Array
+) -> jax.Array:
+    """phi = sum_{t<h} gamma^t r(z_t, a_t, b_t) + gamma^h min Q(z_h, pi(z_h)): [N] (2.1).
+
+    `eps` [N, A] is the noise of the policy at the end.
+    """
+    action = model.noisy_policy(params, config.learn, ends.latent, eps)
+    q = model.value(params, ends.latent, action).min(0)
+    return ends.rewards + config.learn.discount**horizon * q

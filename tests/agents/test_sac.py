@@ -1,0 +1,450 @@
+"""Soft actor-critic against hand-worked numbers: the squashed Gaussian by its definition, whole
+updates by a second implementation in NumPy whose gradients are finite differences."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ace import replay
+from ace.agents import AGENTS, sac
+from ace.agents.sac import SacConfig, SacState
+from ace.engine.lanes import stack
+from ace.method.types import Batch, Lane, Transition
+from ace.settings.config import Config, ConfigError, replace
+from tests.run.helpers import leaves
+
+SIZES = OBS, ACTION = 3, 2
+SMALL = replace(
+    Config(own=SacConfig()),
+    dict(sac.AGENT.defaults)
+    | {
+        "net.mlp": 4,
+        "learn.batch": 5,
+        "learn.discount": 0.9,
+        "learn.learning_rate": 0.01,
+        "learn.policy_learning_rate": 0.02,
+        "learn.target_momentum": 0.8,
+        "own.temperature_learning_rate": 0.03,
+    },
+)
+
+
+def lane_of(config: Config = SMALL, seed: int = 0, padded: int = ACTION) -> Lane:
+    leaves = jax.tree.map(jnp.float32, config)
+    return Lane(jnp.uint32(seed), leaves, jnp.arange(padded) < ACTION, ())
+
+
+def fresh(config: Config = SMALL, seed: int = 0) -> SacState:
+    return sac.init(config, seed, SIZES)
+
+
+def filled(steps: int = 40, sizes: tuple[int, int] = SIZES, seed: int = 0) -> replay.Replay:
+    """A replay with episodes of five steps, every other one terminated, padded to `sizes`."""
+    rng = np.random.default_rng(seed)
+
+    def draw(real: int, size: int) -> jax.Array:
+        return jnp.asarray(np.pad(rng.uniform(-1, 1, real), (0, size - real)), jnp.float32)
+
+    add = jax.jit(functools.partial(replay.add, horizon=1))
+    store = replay.init(60, draw(OBS, sizes[0]), sizes[1])
+    for i in range(steps):
+        done = i % 5 == 4
+        action, final = draw(ACTION, sizes[1]), draw(OBS, sizes[0])
+        reward = jnp.float32(rng.normal())
+        obs = draw(OBS, sizes[0]) if done else final
+        terminated = jnp.bool_(done and i % 2 == 0)
+        store = add(store, Transition(action, reward, terminated, jnp.bool_(done), final, obs))
+    return store
+
+
+update = jax.jit(sac.update)
+
+
+# The squashed Gaussian
+
+
+def draws(seed: int = 0, count: int = 200) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(seed)
+    return tuple(rng.normal(size=(count, ACTION)) * s for s in (0.5, 0.3, 1.0))
+
+
+def test_log_probability_by_change_of_variables() -> None:
+    mean, log_std, eps = draws()
+    with jax.enable_x64(True):
+        action, log = map(np.asarray, sac.squashed(mean, log_std, eps, jnp.ones(ACTION)))
+    u, std = np.arctanh(action), np.exp(log_std)
+    density = np.exp(-0.5 * ((u - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
+    np.testing.assert_allclose(log, np.log(density / (1 - action**2)).sum(-1), rtol=1e-6)
+
+
+def test_log_probability_is_the_slope_of_the_distribution() -> None:
+    """P(a < x) = Phi((artanh x - mean) / std); its finite differences are the density."""
+    mean, log_std, h = 0.3, -0.4, 1e-5
+
+    def below(x: float) -> float:
+        return 0.5 * (1 + math.erf((math.atanh(x) - mean) / math.exp(log_std) / math.sqrt(2)))
+
+    for x in (-0.9, -0.2, 0.0, 0.5, 0.97):
+        eps = (math.atanh(x) - mean) / math.exp(log_std)
+        given = (jnp.array([v], jnp.float32) for v in (mean, log_std, eps))
+        action, log = sac.squashed(*given, jnp.ones(1))
+        np.testing.assert_allclose(action, [x], atol=1e-5)
+        np.testing.assert_allclose(log, math.log((below(x + h) - below(x - h)) / 2 / h), rtol=1e-3)
+
+
+@pytest.mark.parametrize("u", [-40.0, -12.0, 12.0, 40.0])
+def test_log_probability_holds_at_the_bounds(u: float) -> None:
+    """There tanh rounds to one; log(1 - tanh(u)^2) is log 4 - 2 |u| to all digits."""
+
+    def log(mean: jax.Array) -> jax.Array:
+        return sac.squashed(mean, jnp.zeros(1), jnp.zeros(1), jnp.ones(1))[1]
+
+    value, slope = jax.value_and_grad(log)(jnp.array([u]))
+    wanted = -0.5 * math.log(2 * math.pi) - math.log(4) + 2 * abs(u)
+    np.testing.assert_allclose(value, wanted, rtol=1e-6)
+    np.testing.assert_allclose(slope, [2 * math.copysign(1, u)], rtol=1e-5)
+
+
+def test_padded_dimensions_have_no_probability() -> None:
+    mean, log_std, eps = map(jnp.asarray, draws())
+    action, log = sac.squashed(mean, log_std, eps, jnp.array([True, False]))
+    one = sac.squashed(mean[:, :1], log_std[:, :1], eps[:, :1], jnp.ones(1))
+    np.testing.assert_array_equal(action[:, 1], 0.0)
+    np.testing.assert_allclose(action[:, :1], one[0])
+    np.testing.assert_allclose(log, one[1], rtol=1e-6)
+
+
+def test_the_deviation_keeps_its_bounds() -> None:
+    params = jax.tree.map(lambda x: 50 * x, fresh().params["policy"])
+    obs = jnp.asarray(np.random.default_rng(0).normal(size=(100, OBS)), jnp.float32)
+    own = SacConfig(log_std_min=-3.0, log_std_max=1.5)
+    _, log_std = sac.gaussian(own, params, obs)
+    np.testing.assert_allclose([log_std.min(), log_std.max()], [-3.0, 1.5], atol=1e-3)
+    zero = jax.tree.map(jnp.zeros_like, params)
+    np.testing.assert_allclose(sac.gaussian(own, zero, obs)[1], -0.75)
+
+
+# One update, once more in NumPy
+
+Flat = dict[str, np.ndarray]
+
+
+class Twin:
+    """The same agent in float64 NumPy: losses written out, gradients by central differences."""
+
+    def __init__(self, state: SacState, config: Config):
+        flat = {k: np.array(v, np.float64) for k, v in leaves(state.params).items()}
+        self.params: Flat = flat
+        self.target: Flat = {k: v.copy() for k, v in flat.items() if "critics" in k}
+        self.moments = {k: (np.zeros_like(v), np.zeros_like(v)) for k, v in flat.items()}
+        self.c, self.count = config, 0
+
+    def q(self, params: Flat, k: int, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
+        def p(layer: str, leaf: str = "w") -> np.ndarray:
+            return params[f"['critics']['{layer}']['{leaf}']"][k]
+
+        x = np.concatenate([obs, action], -1) @ np.concatenate([p("obs"), p("action")])
+        x = np.maximum(x + p("obs", "b"), 0)
+        x = np.maximum(x @ p("mid") + p("mid", "b"), 0)
+        return (x @ p("out") + p("out", "b"))[:, 0]
+
+    def sample(self, params: Flat, obs: np.ndarray, eps: np.ndarray):
+        def p(layer: str, leaf: str = "w") -> np.ndarray:
+            return params[f"['policy']['{layer}']['{leaf}']"]
+
+        x = np.maximum(obs @ p("in") + p("in", "b"), 0)
+        x = np.maximum(x @ p("mid") + p("mid", "b"), 0)
+        mean, raw = (x @ p(head) + p(head, "b") for head in ("mean", "log_std"))
+        own = self.c.own
+        log_std = own.log_std_min + 0.5 * (own.log_std_max - own.log_std_min) * (np.tanh(raw) + 1)
+        action = np.tanh(mean + np.exp(log_std) * eps)
+        log = -0.5 * eps**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - action**2)
+        return action, log.sum(-1)
+
+    def step(self, batch: Batch, eps: np.ndarray) -> dict[str, float]:
+        obs, next_obs, taken = batch.obs[0], batch.obs[1], batch.action[0]
+        alpha = float(np.exp(self.params["['temperature']['log']"]))
+        action, log = self.sample(self.params, next_obs, eps[0])
+        ahead = np.minimum(*(self.q(self.target, k, next_obs, action) for k in (0, 1)))
+        y = batch.reward[0] + self.c.learn.discount * batch.continues[0] * (ahead - alpha * log)
+
+        def critic_loss(params: Flat) -> float:
+            return sum(
+                float(np.mean(batch.weight * (self.q(params, k, obs, taken) - y) ** 2))
+                for k in (0, 1)
+            )
+
+        def policy_loss(params: Flat) -> float:
+            action, log = self.sample(params, obs, eps[1])
+            q = np.minimum(*(self.q(params, k, obs, action) for k in (0, 1)))
+            return float(np.mean(alpha * log - q))
+
+        _, log = self.sample(self.params, obs, eps[1])
+        wanted = self.c.own.target_entropy * ACTION
+
+        def temperature_loss(params: Flat) -> float:
+            return float(np.exp(params["['temperature']['log']"]) * np.mean(-log - wanted))
+
+        rates = self.c.learn.learning_rate, self.c.learn.policy_learning_rate
+        self.count += 1
+        found = {"target": float(y.mean()), "entropy": float(-log.mean())}
+        for part, loss, rate in (
+            ("critics", critic_loss, rates[0]),
+            ("policy", policy_loss, rates[1]),
+            ("temperature", temperature_loss, self.c.own.temperature_learning_rate),
+        ):
+            found[part] = loss(self.params)
+            self.adam(part, loss, rate)
+        if (self.count - 1) % self.c.learn.target_period == 0:
+            keep = self.c.learn.target_momentum
+            for name, old in self.target.items():
+                self.target[name] = keep * old + (1 - keep) * self.params[name]
+        return found
+
+    def adam(self, part: str, loss: Any, rate: float, h: float = 1e-6) -> None:
+        slopes = {}
+        for name, x in self.params.items():
+            if part in name:
+                slopes[name] = np.zeros_like(x)
+                for at in np.ndindex(x.shape):
+                    kept, ends = x[at], []
+                    for side in (h, -h):
+                        x[at] = kept + side
+                        ends.append(loss(self.params))
+                    x[at] = kept
+                    slopes[name][at] = (ends[0] - ends[1]) / (2 * h)
+        for name, slope in slopes.items():
+            m, v = self.moments[name]
+            m, v = 0.9 * m + 0.1 * slope, 0.999 * v + 0.001 * slope**2
+            self.moments[name] = m, v
+            m, v = m / (1 - 0.9**self.count), v / (1 - 0.999**self.count)
+            self.params[name] = np.array(self.params[name] - rate * m / (np.sqrt(v) + 1e-8))
+
+
+def random_batch(seed: int) -> Batch:
+    rng = np.random.default_rng(seed)
+    return Batch(
+        obs=rng.normal(size=(2, 5, OBS)),
+        action=rng.uniform(-1, 1, (1, 5, ACTION)),
+        reward=rng.normal(size=(1, 5)),
+        continues=np.array([[1.0, 0.0, 1.0, 0.0, 1.0]]),
+        mask=np.ones((1, 5)),
+        weight=rng.uniform(0.5, 1, 5),
+        index=np.arange(5),
+    )
+
+
+def test_updates_are_those_of_the_twin() -> None:
+    """Four updates, so that Adam's moments and the target's turns count; the optimiser must agree
+    in what it keeps, since its first step hides the size of a gradient."""
+    rng = np.random.default_rng(9)
+    # Biases of zero would put units without input onto the kink of the ReLU.
+    params = jax.tree.map(
+        lambda x: (x + 0.1 * rng.normal(size=x.shape)).astype(np.float32), fresh().params
+    )
+    state = fresh()._replace(params=params, target={"critics": params["critics"]})
+    twin, learn = Twin(state, SMALL), jax.jit(sac.learn)
+    for i in range(4):
+        batch = random_batch(i)
+        eps = np.random.default_rng(100 + i).normal(size=(2, 5, ACTION))
+        wanted = twin.step(batch, eps)
+        f32 = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (batch, eps))
+        state, _, metrics = learn(lane_of(), state, *f32, jnp.bool_(True))
+        names = {"critics": "critic_loss", "policy": "policy_loss"}
+        names |= {"temperature": "temperature_loss", "target": "target", "entropy": "entropy"}
+        for mine, name in names.items():
+            np.testing.assert_allclose(metrics[name], wanted[mine], rtol=2e-3, err_msg=name)
+        for name, x in leaves(state.params).items():
+            np.testing.assert_allclose(x, twin.params[name], rtol=2e-3, atol=2e-5, err_msg=name)
+        for name, x in leaves(state.target).items():
+            np.testing.assert_allclose(x, twin.target[name], rtol=2e-3, atol=2e-5, err_msg=name)
+        for opt in state.opt:
+            for name, m in leaves(opt[1].mu).items():
+                close = {"rtol": 5e-3, "atol": 1e-5, "err_msg": name}
+                np.testing.assert_allclose(m, twin.moments[name][0], **close)
+    assert int(state.update_step) == 4 and int(state.skipped) == 0
+
+
+def test_the_temperature_moves_towards_the_target_entropy() -> None:
+    """Its loss is alpha (entropy - target): too random lowers it, too certain raises it."""
+    entropy = 0.0
+    for shift in (None, -0.5, 0.5):
+        own = {} if shift is None else {"own.target_entropy": entropy / ACTION + shift}
+        state, _, metrics = update(lane_of(replace(SMALL, own)), fresh(), filled(), 0, True)
+        if shift is None:
+            entropy = float(metrics["entropy"])
+            continue
+        moved = float(state.params["temperature"]["log"]) - math.log(0.1)
+        np.testing.assert_allclose(moved, math.copysign(0.03, shift), rtol=1e-3)
+        np.testing.assert_allclose(metrics["temperature_loss"], -0.1 * ACTION * shift, rtol=1e-3)
+
+
+# The replay
+
+
+def test_samples_are_uniform_unless_asked_otherwise() -> None:
+    store = filled()
+    _, after, _ = update(lane_of(), fresh(), store, 0, True)
+    weights = np.asarray(after.tree.sums[0])
+    assert weights.sum() == 40 and set(weights) == {0.0, 1.0}
+    batch = replay.sample(after, SMALL.replay, jax.random.key(0), 4000, 1)
+    np.testing.assert_array_equal(batch.weight, 1.0)
+    counts = np.bincount(np.asarray(batch.index), minlength=64)[weights > 0]
+    assert 60 < counts.min() and counts.max() < 150  # 100 each, deviation 10
+    by_error = lane_of(replace(SMALL, {"replay.priority_power": 0.6}))
+    _, after, _ = update(by_error, fresh(), store, 0, True)
+    assert len(set(np.asarray(after.tree.sums[0]))) > 2
+
+
+def test_the_end_of_time_is_no_end() -> None:
+    """Only a termination cuts the value off: with a discount of 0 both cases are the same."""
+    found = {}
+    for discount in (0.0, 0.9):
+        lane = lane_of(replace(SMALL, {"learn.discount": discount}))
+        for continues in (0.0, 1.0):
+            batch = random_batch(0)._replace(continues=np.full((1, 5), continues))
+            f32 = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), batch)
+            eps = jnp.ones((2, 5, ACTION))
+            *_, metrics = jax.jit(sac.learn)(lane, fresh(), f32, eps, jnp.bool_(True))
+            found[discount, continues] = float(metrics["target"])
+    mean = random_batch(0).reward.mean()
+    np.testing.assert_allclose([found[0.9, 0.0], found[0.0, 0.0], found[0.0, 1.0]], mean, rtol=1e-5)
+    assert abs(found[0.9, 1.0] - mean) > 0.01
+
+
+# Lanes
+
+
+def test_a_padded_lane_computes_what_the_unpadded_one_does() -> None:
+    wide = (OBS + 4, ACTION + 3)
+    plain, store = fresh(), filled()
+    padded, wide_store = sac.pad(SMALL, fresh(), wide), filled(sizes=wide)
+    narrow, broad = lane_of(), lane_of(padded=wide[1])
+    for _ in range(3):
+        plain, store, one = update(narrow, plain, store, 0, True)
+        padded, wide_store, other = update(broad, padded, wide_store, 0, True)
+        for name in sac.AGENT.metrics:
+            np.testing.assert_allclose(one[name], other[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    for name, x in leaves(sac.pad(SMALL, jax.device_get(plain), wide)).items():
+        got = leaves(padded)[name]
+        np.testing.assert_allclose(got, x, rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_array_equal(np.asarray(got)[x == 0], 0.0, err_msg=name)
+    obs = np.random.default_rng(0).normal(size=OBS).astype(np.float32)
+    for train in (True, False):
+        (a, _), (b, _) = (
+            sac.act(
+                lane,
+                sac.AGENT.acting_part(state),
+                (),
+                jnp.pad(obs, (0, size - OBS)),
+                jnp.bool_(True),
+                jnp.int32(0),
+                jax.random.key(3),
+                train,
+            )
+            for lane, state, size in ((narrow, plain, OBS), (broad, padded, wide[0]))
+        )
+        np.testing.assert_allclose(b[:ACTION], a, rtol=1e-5)
+        np.testing.assert_array_equal(b[ACTION:], 0.0)
+
+
+def test_a_lane_in_a_crowd_is_the_lane_alone() -> None:
+    configs = [
+        replace(SMALL, {"own.target_entropy": -h, "learn.discount": g, "own.init_temperature": t})
+        for h, g, t in ((1.0, 0.9, 0.1), (0.5, 0.5, 0.3), (2.0, 0.99, 0.01))
+    ]
+    lanes = [lane_of(c, seed) for seed, c in enumerate(configs)]
+    states = [fresh(c, seed) for seed, c in enumerate(configs)]
+    stores = [filled(seed=seed) for seed in range(3)]
+    both = jax.jit(jax.vmap(sac.update, in_axes=(0, 0, 0, None, 0)))
+    active = np.array([True, False, True])
+    crowd = both(stack(lanes), stack(states), stack(stores), 0, active)
+    for i in range(3):
+        alone = update(lanes[i], states[i], stores[i], 0, bool(active[i]))
+        mine = leaves(jax.tree.map(lambda x, i=i: x[i], crowd))
+        for name, x in leaves(alone).items():
+            np.testing.assert_allclose(mine[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("why", ["not active", "nothing stored"])
+def test_a_lane_without_a_turn_stays_as_it_is(why: str) -> None:
+    state = update(lane_of(), fresh(), filled(), 0, True)[0]  # moments that are not zero
+    store = filled() if why == "not active" else filled(0)
+    after = update(lane_of(), state, store, 0, why == "nothing stored")
+    for name, x in leaves((state, store)).items():
+        np.testing.assert_array_equal(leaves(after[:2])[name], x, err_msg=name)
+
+
+def test_gradients_that_are_not_finite_are_left_out_and_counted() -> None:
+    store = filled()
+    store = store._replace(reward=store.reward.at[:].set(jnp.nan))
+    before = fresh()
+    state, after, metrics = update(lane_of(), before, store, 0, True)
+    assert metrics["skipped_updates"] == 1 and int(state.update_step) == 1
+    unchanged = (before.params, before.target, before.opt)
+    for name, x in leaves(unchanged).items():
+        got = leaves((state.params, state.target, state.opt))[name]
+        np.testing.assert_array_equal(got, x, err_msg=name)
+    np.testing.assert_array_equal(after.tree.sums[0], store.tree.sums[0])
+    state, _, metrics = update(lane_of(), state, filled(), 0, True)
+    assert metrics["skipped_updates"] == 1 and int(state.update_step) == 2
+    assert not np.array_equal(state.params["policy"]["in"]["w"], before.params["policy"]["in"]["w"])
+
+
+def test_two_seeds_differ() -> None:
+    one, other = (leaves(fresh(seed=seed).params) for seed in (0, 1))
+    for name, x in one.items():
+        if name.endswith("['w']"):
+            assert not np.any(x == other[name]), name
+    critics = fresh().params["critics"]["mid"]["w"]
+    assert not np.any(critics[0] == critics[1])
+    state, store = fresh(), filled()
+    a, b = (update(lane_of(seed=seed), state, store, 0, True)[2]["q"] for seed in (0, 1))
+    assert a != b
+
+
+# Acting and the table
+
+
+def test_it_samples_in_training_and_takes_the_mean_in_evaluation() -> None:
+    state, lane = fresh(), lane_of()
+    acting, obs = sac.AGENT.acting_part(state), jnp.ones(OBS)
+
+    def act(seed: int, train: bool) -> np.ndarray:
+        key = jax.random.key(seed)
+        found = sac.act(lane, acting, (), obs, jnp.bool_(False), jnp.int32(0), key, train)
+        return np.asarray(found[0])
+
+    mean = np.tanh(sac.gaussian(SMALL.own, state.params["policy"], obs)[0])
+    np.testing.assert_allclose(act(0, False), mean, rtol=1e-6)
+    np.testing.assert_allclose(act(1, False), mean, rtol=1e-6)
+    assert not np.any(act(0, True) == act(1, True))
+    several = sac.act_policy(lane, acting, jnp.stack([obs, -obs]))
+    np.testing.assert_allclose(several[0], mean, rtol=1e-6)
+    assert set(acting) == {"policy"}
+
+
+def test_it_is_registered_with_the_public_settings() -> None:
+    agent = AGENTS["sac"]
+    config = replace(Config(own=agent.settings and agent.settings()), agent.defaults)
+    assert (config.net.mlp, config.learn.batch, config.learn.learning_rate) == (1024, 1024, 1e-4)
+    assert (config.learn.target_momentum, config.learn.target_period) == (0.995, 2)
+    assert config.own == SacConfig(0.1, 1e-4, -1.0, -5.0, 2.0)
+    assert agent.segment(config) == 1 and agent.memory(config, 2) == ()
+    bytes_of = sum(x.nbytes for x in leaves(fresh()).values())
+    networks, *rest = agent.footprint(SMALL, SIZES).values()
+    assert 0.7 * bytes_of < networks <= bytes_of and min(rest) > 0
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    for changes, message in (
+        ({"own.init_temperature": 0.0}, "must be above 0"),
+        ({"own.log_std_min": 3.0}, "lower it"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            fresh(replace(SMALL, changes))
