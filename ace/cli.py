@@ -192,7 +192,10 @@ def carry_out(run: "Run") -> None:
     try:
         training.train(run)
     except training.Stopped as stop:
-        print(f"ace: {stop}", file=sys.stderr)
+        print(f"ace: {stop}", file=sys.stderr, flush=True)
+        if stop.compiling:  # an ordinary exit would wait for the compiler, a minute or more
+            sys.stdout.flush()
+            os._exit(128 + stop.signum)
         raise SystemExit(128 + stop.signum) from None
     labels = dict(enumerate(run.labels))
     plots.learning_curve(run.folder, run.folder / "curve.png", labels)
@@ -368,6 +371,8 @@ def prepare_environment() -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors of XLA, and not its remarks
+    # Learners are initialised in threads of ours: LAPACK's own, which spin, take ten times longer.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if not sys.warnoptions:  # neither -W nor PYTHONWARNINGS
         # Remarks of other packages are not for the user of a command; ours are.
         warnings.simplefilter("ignore")

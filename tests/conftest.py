@@ -10,6 +10,7 @@ os.environ.setdefault(CACHE, tempfile.mkdtemp(prefix="ace-tests-"))  # test proc
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ[CACHE]
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 # Compiling is most of what the suite does; these halve it, and no test is about speed.
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 

@@ -215,7 +215,7 @@ class Program:
         Asked for before anything is compiled in the background: the many short calls would each
         wait for the interpreter, which tracing keeps busy.
         """
-        with ThreadPoolExecutor(4) as pool:
+        with ThreadPoolExecutor(4) as pool:  # LAPACK leaves the interpreter to others
             rest = pool.map(self._new_learner, self.setups[1:])
             return stack([self._first_learner, *rest])
 

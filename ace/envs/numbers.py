@@ -65,6 +65,8 @@ class EpisodeNumbers:
                 f"numbers have shape {numbers.shape}, expected {self._values.shape}; make the"
                 " VectorEnv with numbers=EpisodeNumbers.width"
             )
+        if not self.width:
+            return
         made = running & ~np.isnan(numbers).all(axis=1)
         first = made & (self._steps == 0)
         old, new = self._values, numbers.astype(np.float64)

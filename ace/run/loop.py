@@ -30,9 +30,11 @@ BURST = 256  # updates at once that take so long that a signal must be heard bet
 class Stopped(Exception):
     """A signal ended the run after its state was saved."""
 
-    def __init__(self, signum: int, folder: Path, env_step: int):
+    def __init__(self, loop: "Loop"):
+        folder, env_step = loop.folder, loop.env_step
         super().__init__(f"stopped and saved at env step {env_step}; `ace resume {folder}` goes on")
-        self.signum = signum
+        self.signum = loop.signum
+        self.compiling = any(thread.is_alive() for thread in loop.compiling)
 
 
 def train(run: Run) -> RunState:
@@ -139,7 +141,7 @@ class Loop:
         ):
             self.next_evaluation = self._next_evaluation(self.env_step)
         self.obs = obs
-        self.message = self.send(first)
+        self.message, self.arrived = self.send(first), False
         pending = self._pending_evaluation(run.folder, start.evaluating)
         if self.agent_step == self.steps and pending is None:
             notes.append("the run is finished")
@@ -262,6 +264,7 @@ class Loop:
     def save(self) -> None:
         """Write a checkpoint, in the background."""
         self.writing.result()
+        self.store()
         at = resume.Progress(
             self.agent_step,
             self.next_evaluation,
@@ -278,7 +281,7 @@ class Loop:
             return
         self.save()
         self.keeper.wait()
-        raise Stopped(self.signum, self.folder, self.env_step)
+        raise Stopped(self)
 
     @contextmanager
     def signals(self) -> Iterator[None]:
@@ -289,6 +292,11 @@ class Loop:
 
         def ask(signum: int, frame: Any) -> None:
             if self.signum:
+                # Twice: end at once. The command has a handler that does; raising an exception here
+                # may be lost in a callback of XLA.
+                handler = old[signal.SIGINT]
+                if callable(handler):
+                    handler(signum, frame)
                 raise KeyboardInterrupt
             self.signum = signum
 
@@ -305,18 +313,20 @@ class Loop:
         due = self.due()
         if agent_step < config.seed_steps:
             self.collector.send(self.random_action(agent_step))
+            self.store()
         else:
             action, self.state = program.act(self.state, self.message)
             # Queue the updates before the action is there, so that the device never waits for the
             # host.
+            self.store()
             self.learn(due)
             self.collector.send(np.asarray(action))
         got = self.collector.recv()
         self.owed = self.owed - due + config.learn.updates_per_step
         self.agent_step, self.ended, self.obs = agent_step + 1, got.ended, got.transition.obs
-        self.message = self.send(got.ended | got.void, got.transition)
-        self.state = program.add(self.state, self.message)
+        self.message, self.arrived = self.send(got.ended | got.void, got.transition), True
         if got.faults:
+            self.store()
             self.state = program.drop(self.state, got.void)
             self.keeper.rewind(self.collector.rows(self.agent_step))
         if got.episodes:
@@ -328,6 +338,12 @@ class Loop:
                 self.recorder.episode(e.lane, self.env_step, e.ret, e.length, mine, e.numbers)
         if got.faults:
             self.report(got.faults)
+
+    def store(self) -> None:
+        """Store the transitions of the last message. Not at once: the simulators wait for the next
+        action, so that is asked for first."""
+        if self.arrived:
+            self.state, self.arrived = self.program.add(self.state, self.message), False
 
     def send(self, first: np.ndarray, transition: Any = None) -> Any:
         """Put on the device what the next step needs."""
@@ -380,7 +396,7 @@ class Loop:
                 self.recorder.progress(self.env_step, updates_ahead=int(due.max()) - i - 1)
                 if self.signum and due.max() > BURST:  # `run` has saved before
                     self.keeper.wait()
-                    raise Stopped(self.signum, self.folder, self.env_step)
+                    raise Stopped(self)
 
     def skipped(self) -> Any:
         """Updates [L] left out so far, if the agent counts them."""

@@ -13,7 +13,9 @@ import pytest
 from ace import replay
 from ace.agents import AGENTS, sac
 from ace.agents.sac import SacConfig, SacState
+from ace.engine import fused
 from ace.engine.lanes import stack
+from ace.method.replaceable import replaced
 from ace.method.types import Batch, Lane, Transition
 from ace.settings.config import Config, ConfigError, replace
 from tests.run.helpers import leaves
@@ -68,9 +70,9 @@ update = jax.jit(sac.update)
 # The squashed Gaussian
 
 
-def draws(seed: int = 0, count: int = 200) -> tuple[np.ndarray, ...]:
+def draws(seed: int = 0, count: int = 200) -> Any:
     rng = np.random.default_rng(seed)
-    return tuple(rng.normal(size=(count, ACTION)) * s for s in (0.5, 0.3, 1.0))
+    return [rng.normal(size=(count, ACTION)) * s for s in (0.5, 0.3, 1.0)]
 
 
 def test_log_probability_by_change_of_variables() -> None:
@@ -91,8 +93,7 @@ def test_log_probability_is_the_slope_of_the_distribution() -> None:
 
     for x in (-0.9, -0.2, 0.0, 0.5, 0.97):
         eps = (math.atanh(x) - mean) / math.exp(log_std)
-        given = (jnp.array([v], jnp.float32) for v in (mean, log_std, eps))
-        action, log = sac.squashed(*given, jnp.ones(1))
+        action, log = sac.squashed(*(jnp.array([v]) for v in (mean, log_std, eps, 1.0)))
         np.testing.assert_allclose(action, [x], atol=1e-5)
         np.testing.assert_allclose(log, math.log((below(x + h) - below(x - h)) / 2 / h), rtol=1e-3)
 
@@ -166,7 +167,7 @@ class Twin:
         log = -0.5 * eps**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - action**2)
         return action, log.sum(-1)
 
-    def step(self, batch: Batch, eps: np.ndarray) -> dict[str, float]:
+    def step(self, batch: Any, eps: np.ndarray) -> dict[str, float]:
         obs, next_obs, taken = batch.obs[0], batch.obs[1], batch.action[0]
         alpha = float(np.exp(self.params["['temperature']['log']"]))
         action, log = self.sample(self.params, next_obs, eps[0])
@@ -227,8 +228,8 @@ class Twin:
 
 
 def random_batch(seed: int) -> Batch:
-    rng = np.random.default_rng(seed)
-    return Batch(
+    rng: Any = np.random.default_rng(seed)
+    found: dict[str, Any] = dict(
         obs=rng.normal(size=(2, 5, OBS)),
         action=rng.uniform(-1, 1, (1, 5, ACTION)),
         reward=rng.normal(size=(1, 5)),
@@ -237,6 +238,7 @@ def random_batch(seed: int) -> Batch:
         weight=rng.uniform(0.5, 1, 5),
         index=np.arange(5),
     )
+    return Batch(**found)
 
 
 def test_updates_are_those_of_the_twin() -> None:
@@ -307,7 +309,7 @@ def test_the_end_of_time_is_no_end() -> None:
     for discount in (0.0, 0.9):
         lane = lane_of(replace(SMALL, {"learn.discount": discount}))
         for continues in (0.0, 1.0):
-            batch = random_batch(0)._replace(continues=np.full((1, 5), continues))
+            batch = random_batch(0)._replace(continues=jnp.full((1, 5), continues))
             f32 = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), batch)
             eps = jnp.ones((2, 5, ACTION))
             *_, metrics = jax.jit(sac.learn)(lane, fresh(), f32, eps, jnp.bool_(True))
@@ -394,6 +396,15 @@ def test_gradients_that_are_not_finite_are_left_out_and_counted() -> None:
     state, _, metrics = update(lane_of(), state, filled(), 0, True)
     assert metrics["skipped_updates"] == 1 and int(state.update_step) == 2
     assert not np.array_equal(state.params["policy"]["in"]["w"], before.params["policy"]["in"]["w"])
+
+
+def test_the_faster_forms_of_the_engine_give_the_same() -> None:
+    """On a GPU products and optimiser are replaced; none of these forms needs one."""
+    wanted = jax.jit(sac.update)(lane_of(), fresh(), filled(), 0, True)
+    with replaced(fused.TABLE):
+        found = jax.jit(lambda *args: sac.update(*args))(lane_of(), fresh(), filled(), 0, True)
+    for name, x in leaves(found).items():
+        np.testing.assert_allclose(x, leaves(wanted)[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_two_seeds_differ() -> None:

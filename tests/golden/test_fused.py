@@ -6,7 +6,7 @@ ones: layers and losses one by one, and what is said about the kernels in use.""
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -34,8 +34,12 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(common, "INTERPRET", True)
 
 
-def launched(function: Any, *args: Any) -> set[str]:
-    """Names of the kernels in a program."""
+def traced(function: Callable, table: Any, *args: Any) -> tuple[set[str], Callable]:
+    """Names of the kernels in a program that is made with a table, and a call of it."""
+
+    def with_forms(*args: Any) -> Any:
+        with replaced(table):
+            return function(*args)
 
     def walk(jaxpr: Any) -> Iterator[str]:
         for equation in jaxpr.eqns:
@@ -44,7 +48,8 @@ def launched(function: Any, *args: Any) -> set[str]:
             for inner in jaxprs_in_params(equation.params):
                 yield from walk(inner)
 
-    return set(walk(jax.make_jaxpr(function)(*args).jaxpr))
+    program = jax.jit(with_forms).trace(*args)
+    return set(walk(program.jaxpr.jaxpr)), lambda: program.lower().compile()(*args)
 
 
 def same(got: Any, wanted: Any, tolerance: float) -> None:
@@ -110,15 +115,15 @@ def test_gru_kernels_are_the_plain_gru() -> None:
     p["norm"] = {k: jnp.asarray(rng.standard_normal((3, 128)), F) for k in ("scale", "bias")}
     x, b, d = (jnp.asarray(rng.standard_normal((24, n)), F) for n in (20, 128, 128))
 
-    def both(table: Any) -> tuple:
-        with replaced(table):
-            out, gradient = jax.vjp(nets.ln_gru, p, x, b)
-            first, gradient_first = jax.vjp(lambda p, x: nets.ln_gru(p, x, None), p, x)
-            return out, gradient(d), first, gradient_first(d)
+    def both() -> tuple:
+        out, gradient = jax.vjp(nets.ln_gru, p, x, b)
+        first, gradient_first = jax.vjp(lambda p, x: nets.ln_gru(p, x, None), p, x)
+        return out, gradient(d), first, gradient_first(d)
 
-    assert launched(lambda: both(fused.TABLE)) == {"gru", "gru_gradient"}
-    assert not launched(lambda: both({}))
-    same(jax.jit(lambda: both(fused.TABLE))(), jax.jit(lambda: both({}))(), 2e-6)
+    names, fast = traced(both, fused.TABLE)
+    none, plain = traced(both, {})
+    assert names == {"gru", "gru_gradient"} and not none
+    same(fast(), plain(), 2e-6)
 
 
 def test_layers_that_learn_are_those_of_the_plain_path() -> None:
@@ -133,18 +138,18 @@ def test_layers_that_learn_are_those_of_the_plain_path() -> None:
         lanes = jax.vmap(lambda i, m, o, x: nets.dense_out(m, o, nets.dense_elu(i, x)))
         return jnp.sin(lanes(into, mid, out, x)).sum()
 
-    def found(table: Any) -> tuple:
-        with replaced(table):
-            return mlp(into, mid, out, x), jax.grad(mlp, (0, 1, 2, 3))(into, mid, out, x)
-
     # The value by itself comes out of the two kernels, the gradient out of the layers' parts.
-    assert launched(lambda: found(fused.TABLE)[0]) == {"widen", "narrow"}
-    assert launched(lambda: found(fused.TABLE)[1]) >= {"elu", "elu_gradient"}
-    assert not launched(lambda: found({}))
-    value, gradients = jax.jit(lambda: found(fused.TABLE))()
-    plain, wanted = jax.jit(lambda: found({}))()
-    np.testing.assert_allclose(value, plain, rtol=1e-2, atol=0.1)
-    same(gradients, wanted, 0.03)
+    args, results = (into, mid, out, x), []
+    for function, wanted in (
+        (mlp, {"widen", "narrow"}),
+        (jax.grad(mlp, (0, 1, 2, 3)), {"elu", "elu_gradient"}),
+    ):
+        names, fast = traced(function, fused.TABLE, *args)
+        none, plain = traced(function, {}, *args)
+        assert names == wanted and not none
+        results.append((fast(), plain()))
+    np.testing.assert_allclose(*results[0], rtol=1e-2, atol=0.1)
+    same(*results[1], 0.03)
 
 
 @pytest.mark.parametrize(
@@ -161,17 +166,18 @@ def test_plans_imagine_the_same_with_kernels(lanes: int, given: bool, size: int)
     b = jnp.asarray(rng.uniform(-1, 1, 128), jnp.bfloat16) if given else None
     actions = jnp.asarray(rng.uniform(-1, 1, (2, 72, size)), F)
 
-    def imagine(table: Any, z: jax.Array) -> tuple:
-        with replaced(table), kernels.lanes(lanes):
+    def imagine(z: jax.Array) -> tuple:
+        with kernels.lanes(lanes):
             p = model.cast(config, params)
             free = model.imagine(p, stats, z, b, actions)
             return *free, *model.imagine_policy(p, stats, config.learn, z, b, actions)
 
     wide = jnp.pad(z, (0, 14))  # a latent of 64, as the faster forms have it
-    assert "step" in launched(lambda: imagine(fused.TABLE, wide))
-    got = jax.jit(lambda: imagine(fused.TABLE, wide))()
-    wanted = jax.jit(lambda: imagine({}, z))()
-    for x, y in zip(got, wanted, strict=True):
+    names, fast = traced(imagine, fused.TABLE, wide)
+    none, plain = traced(imagine, {}, z)
+    narrow = {"narrow"} if size == 3 else set()  # it takes powers of two
+    assert names == {"step", "widen"} | narrow and not none
+    for x, y in zip(fast(), plain(), strict=True):
         assert x.dtype == y.dtype and not np.any(x[..., y.shape[-1] :])
         x, y = x[..., : y.shape[-1]].astype(F), y.astype(F)
         np.testing.assert_allclose(x, y, rtol=0.05, atol=0.05)
@@ -209,21 +215,76 @@ def test_an_update_on_the_fast_path_has_the_gradients_of_the_plain_one() -> None
     targets, y, eps = draw(3, 64, 8), draw(3, 64), draw(2, 4, 64, 2)
     lane = Lane(jnp.uint32(0), config, jnp.ones(2, bool), ())
 
-    def gradients(table: Any) -> tuple:
-        with replaced(table):
-            grad = jax.grad(learner.model_loss, has_aux=True)
-            wide = jnp.pad(targets, ((0, 0), (0, 0), (0, 8 if table else 0)))
-            grads, aux = grad(model_params, config, batch, wide, y)
-            online = model.encode(model.cast(config, params), batch.obs)
-            of_policy = jax.grad(learner.policy_loss_of, has_aux=True)
-            policy, _ = of_policy(policy_params, lane, model_params, aux["z"], online, batch, eps)
-            rest = jnp.abs(aux["z"][..., 8:]).sum()  # zeros up to a round size
-            return grads, policy, aux | {"z": aux["z"][..., :8], "rest": rest}
+    def gradients(targets: jax.Array) -> tuple:
+        grad = jax.grad(learner.model_loss, has_aux=True)
+        grads, aux = grad(model_params, config, batch, targets, y)
+        online = model.encode(model.cast(config, params), batch.obs)
+        of_policy = jax.grad(learner.policy_loss_of, has_aux=True)
+        policy, _ = of_policy(policy_params, lane, model_params, aux["z"], online, batch, eps)
+        rest = jnp.abs(aux["z"][..., 8:]).sum()  # zeros up to a round size
+        return grads, policy, aux | {"z": aux["z"][..., :8], "rest": rest}
 
     both = {"norm_elu", "norm_tanh", "elu", "norm_elu_head", "elu_head", "gru", "batch_norm"}
-    both |= {f"{name}_gradient" for name in both}
-    assert launched(lambda: gradients(fused.TABLE)) == both
-    same(jax.jit(lambda: gradients(fused.TABLE))(), jax.jit(lambda: gradients({}))(), 2e-5)
+    names, fast = traced(gradients, fused.TABLE, jnp.pad(targets, ((0, 0), (0, 0), (0, 8))))
+    none, plain = traced(gradients, {}, targets)
+    assert names == both | {f"{name}_gradient" for name in both} and not none
+    same(fast(), plain(), 2e-5)
+
+
+# The optimiser
+
+
+def leaves_of(sizes: tuple[str, ...]) -> Any:
+    """Parameters with leaves that are joined into one vector, with others, or both."""
+    rng, shapes = np.random.default_rng(0), {"small": (7, 3), "large": (91, 91)}
+    assert 91 * 91 > fused.SMALL
+    return {
+        name: {
+            "w": jnp.asarray(rng.standard_normal(shapes[size]), F),
+            "bias": jnp.asarray(rng.standard_normal(shapes[size]), F),  # does not decay
+        }
+        for name, size in zip(("encoder", "value", "cell"), sizes, strict=False)
+    }
+
+
+MIXED = (("small", "large", "small"), ("small", "small", "small"), ("large", "large", "large"))
+
+
+@pytest.mark.parametrize("sizes", MIXED)
+@pytest.mark.parametrize("case", ["moved", "inactive", "not a number"])
+def test_a_step_of_the_optimiser_with_joined_leaves(sizes: tuple[str, ...], case: str) -> None:
+    learn = replace(Config(), {"learn.weight_decay": 0.3, "learn.grad_clip": 0.5}).learn
+    params = leaves_of(sizes)
+    fresh: Any = learner.adam(learn).init(params)
+    clip, moments, *rest = fresh
+    mu, nu = (jax.tree.map(lambda x: x + 0.01, m) for m in (moments.mu, moments.nu))
+    opt = (clip, moments._replace(mu=mu, nu=nu, count=moments.count + 3), *rest)
+    grads = jax.tree.map(lambda x: 0.1 * jnp.sin(9 * x), params)
+    if case == "not a number":
+        grads["value"]["bias"] = grads["value"]["bias"].at[1, 2].set(jnp.nan)
+    args = (learn, 2e-3, grads, opt, params, jnp.bool_(case != "inactive"))
+    got, wanted = (jax.jit(f)(*args) for f in (fused.optimise, learner.optimise.plain))
+    assert jax.tree.structure(got) == jax.tree.structure(wanted)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)
+    assert got[3] == (case == "moved")
+    for x, y in zip(jax.tree.leaves(got[0]), jax.tree.leaves(params), strict=True):
+        assert np.all(x != y) if case == "moved" else np.all(x == y)
+
+
+@pytest.mark.parametrize("sizes", MIXED)
+def test_the_target_follows_with_joined_leaves(sizes: tuple[str, ...]) -> None:
+    learn, params = Config().learn, leaves_of(sizes)
+    state = learner.init(small({"net.latent": 4}), 0, (5, 2))
+    old = {name: jax.tree.map(jnp.negative, params[name]) for name in ("encoder", "value")}
+    both = [jax.jit(f) for f in (fused.follow_target, learner.follow.plain)]
+    for count, moved, moves in ((0, True, True), (1, True, False), (0, False, False)):
+        before = state._replace(target=old, update_step=jnp.int32(count))
+        got, wanted = (f(learn, before, params, jnp.bool_(moved)) for f in both)
+        assert got.keys() == old.keys()
+        same(got, wanted, 1e-7)
+        for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(old), strict=True):
+            assert np.any(x != y) == moves
 
 
 # What is said about the kernels
@@ -231,20 +292,18 @@ def test_an_update_on_the_fast_path_has_the_gradients_of_the_plain_one() -> None
 
 def report_of(changes: dict[str, Any]) -> kernels.Report:
     """What a plan uses, found out while it is traced."""
-    config = small({"precision": "bf16", "plan.population": 48, "plan.elites": 8} | changes)
-    state = learner.init(config, 0, (5, 2))
-    constants = jnp.asarray(icem.PLANNER.constants(config))
-    lane = Lane(jnp.uint32(0), config, jnp.ones(2, bool), constants)
+    plan = {"plan.population": 48, "plan.elites": 8, "plan.iterations": 1}
+    config = small({"precision": "bf16"} | plan | changes)
+    part = agent.AGENT.acting_part(learner.init(config, 0, (5, 2)))
+    lane = Lane(jnp.uint32(0), config, jnp.ones(2, bool), icem.PLANNER.constants(config))
     report = kernels.Report()
 
-    def act() -> Any:
+    def act(lane: Lane, part: Any, obs: jax.Array) -> Any:
         memory, first, step = agent.memory(config, 2), jnp.bool_(True), jnp.int32(0)
-        part = agent.AGENT.acting_part(state)
-        key = jax.random.key(0)
-        return agent.act(lane, part, memory, jnp.zeros(5), first, step, key, True)
+        return agent.act(lane, part, memory, obs, first, step, jax.random.key(0), True)
 
     with replaced(fused.TABLE), kernels.reporting(report):
-        jax.eval_shape(act)
+        jax.eval_shape(act, lane, part, np.zeros(5, np.float32))
     return report
 
 

@@ -455,6 +455,17 @@ def test_first_iteration_floor() -> None:
     assert spread[False] < 0.75 * spread[True]
 
 
+def test_the_floor_of_the_deviation_falls_with_the_agent_step() -> None:
+    ramp = {"plan.std_ramp": Ramp(0.3, 2.0 * LATER)}
+    config = replace(SMALL, ramp | {"plan.temperature": 500.0, "plan.iterations": 2})
+    for agent_step, floor in ((0, 0.3), (LATER, 0.155), (4 * LATER, 0.01)):
+        x = scene(config, agent_step=jnp.int32(agent_step))
+        _, _, seen = watch(config, quadratic, icem.init(config, 2), x)
+        drawn = seen[1][0][:, 1:32]  # after a refit to next to one elite
+        spread = (drawn - drawn.mean(1, keepdims=True)).std()
+        assert 0.75 * floor < spread / 1.23 < 1.15 * floor + 0.1 * (floor < 0.1)
+
+
 def on_two_actions(actions, proposed, call):
     return quadratic(actions[..., :2])
 

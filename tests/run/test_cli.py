@@ -16,7 +16,10 @@ import jax
 import pytest
 
 from ace import cli
+from ace.engine.compile import Function
+from ace.engine.program import Program
 from ace.run.record import read_csv
+from ace.run.request import plan_run
 from tests.run.helpers import small_run
 
 # A command, and words of the line that explains what is wrong with it.
@@ -351,14 +354,32 @@ def test_the_installed_command_runs():
     assert done.returncode == 0 and done.stdout.strip().count(".") == 2
 
 
-@pytest.mark.parametrize("preset", ["paper", "released"])
-def test_every_preset_trains(preset, tmp_path):
-    """The big presets with small networks: their options all run. Those of `default` are the same
-    as those of `debug`, which other tests train with."""
-    small = (
-        "--env-steps 60 --seed-steps 20 --eval-every 60 --eval-episodes 1 --workers 0 "
-        "--net.latent 8 --net.mlp 16 --net.encoder 16 --net.belief 8 --plan.horizon 3 "
-        "--plan.iterations 2 --plan.population 16 --plan.elites 4 --learn.batch 16"
-    )
-    _, run = small_run(tmp_path / "run", "probe/point", *small.split(), preset=preset)
+SMALL = (
+    "--env-steps 60 --seed-steps 20 --eval-every 60 --eval-episodes 1 --workers 0 "
+    "--net.latent 8 --net.mlp 16 --net.encoder 16 --net.belief 8 --plan.horizon 3 "
+    "--plan.iterations 2 --plan.population 16 --plan.elites 4 --learn.batch 16"
+).split()
+
+
+def test_the_released_preset_trains(tmp_path):
+    """With small networks; it is the one whose updates come in blocks."""
+    _, run = small_run(tmp_path / "run", "probe/point", *SMALL, preset="released")
     assert len(read_csv(run.folder / "eval.csv")) == 1
+
+
+@pytest.mark.parametrize("preset", ["default", "paper"])
+def test_the_options_of_a_preset_go_together(preset, monkeypatch):
+    """Everything that the run would compile can be traced, which takes less time than a run."""
+    traced, failed = [], []
+
+    def trace(self, *args, stop=None):
+        try:
+            traced.append(self.jitted.lower(*args))
+        except Exception as error:  # the thread would drop it
+            failed.append(error)
+
+    monkeypatch.setattr(Function, "compile", trace)
+    run = plan_run(["probe/point", "--preset", preset, *SMALL])
+    for thread in Program(run.agent, run.setups).compile_ahead(100):
+        thread.join()
+    assert len(traced) == 4 and not failed

@@ -56,3 +56,23 @@ def test_leaves_of_other_types_or_shapes_are_refused() -> None:
     for name, wrong in (("number", np.zeros(2)), ("matrix", np.zeros((2, 3, 5), np.float32))):
         with pytest.raises(TypeError, match="should be"):
             packing.pack(tree(2) | {name: wrong})
+
+
+def test_a_tree_without_small_leaves_or_without_any() -> None:
+    for like, small in (((), np.inf), ({"wide": LIKE["wide"]}, 3)):
+        packing = Packing(like, small)
+        made = jax.tree.map(lambda x: np.stack([x, x + 1]), like)
+        packed = packing.pack(made)
+        assert packed.small is None and len(packed.large) == len(jax.tree.leaves(like))
+        for found in (packing.unpack(packed), jax.jit(packing.unpack)(packed)):
+            assert jax.tree.structure(found) == jax.tree.structure(like)
+            jax.tree.map(np.testing.assert_array_equal, found, made)
+
+
+def test_what_another_program_packed_is_refused() -> None:
+    packed = Packing(LIKE, small=12).pack(tree(2))
+    for other in (Packing(LIKE, small=10), Packing((), np.inf), Packing(LIKE["wide"], np.inf)):
+        with pytest.raises(TypeError, match="another program"):
+            other.unpack(packed)
+    with pytest.raises(TypeError, match="another program"):
+        Packing(LIKE, small=12).unpack(Packing((), np.inf).pack(()))

@@ -1,0 +1,92 @@
+"""The trial that kernels must pass on a card before they are used, and what they compute in it."""
+
+# pyright: reportCallIssue=false
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ace.engine import kernels
+from ace.engine.kernels import columns, common, dynamics, gru, layers, rows
+
+F = jnp.float32
+KERNELS = (rows, gru, columns, dynamics, layers)
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    """Run the kernels without a GPU."""
+    monkeypatch.setattr(common, "INTERPRET", True)
+
+
+@pytest.fixture
+def trial(monkeypatch, tmp_path) -> Iterator[Path]:
+    """A machine with a card on which nothing was tried out; the file that says what passed."""
+    passed = tmp_path / "cache" / "passed"
+    monkeypatch.setattr(kernels, "_mark_of_success", lambda: passed)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    kernels._broken.cache_clear()
+    yield passed
+    kernels._broken.cache_clear()
+
+
+def test_kernels_are_tried_out_once(monkeypatch, trial) -> None:
+    assert kernels._broken() == "" and trial.exists()
+    kernels._broken.cache_clear()
+    monkeypatch.setattr(kernels, "_try_out", lambda: pytest.fail("passed before"))
+    assert kernels._broken() == ""
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_kernels_that_are_wrong_are_not_used(monkeypatch, trial, dtype) -> None:
+    for kind in (gru, columns, dynamics, layers):  # these are tried out above
+        monkeypatch.setattr(kind, "trial", lambda dtype: ())
+    forward, wrong = rows.fused_forward, {jnp.float32: 1.01, jnp.bfloat16: 1.05}[dtype]
+
+    def fused_forward(act, norm, out, *args):
+        y, stats = forward(act, norm, out, *args)
+        return (wrong * y if out == dtype else y), stats
+
+    monkeypatch.setattr(rows, "fused_forward", fused_forward)
+    why = kernels._broken()
+    assert "rows is wrong" in why and jnp.dtype(dtype).name in why and not trial.exists()
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+def test_a_wrong_kernel_of_any_kind_is_found_out(monkeypatch, trial, kind) -> None:
+    for other in KERNELS:
+        got = jnp.full(2, 1.1 if other is kind else 1.0)
+        monkeypatch.setattr(other, "trial", lambda dtype, got=got: ((got, jnp.ones(2)),))
+    assert f"{kind.__name__.rpartition('.')[2]} is wrong" in kernels._broken()
+
+
+def test_without_a_card_nothing_is_tried_out(monkeypatch) -> None:
+    kernels._broken.cache_clear()
+    monkeypatch.setattr(kernels, "_try_out", lambda: pytest.fail("there is no card"))
+    assert "no NVIDIA GPU" in kernels._broken()
+    assert kernels.broken() == ""  # interpreted, they need none
+    monkeypatch.setattr(common, "INTERPRET", False)
+    assert "no NVIDIA GPU" in kernels.broken() and not kernels.fits(rows, 64, 128)
+
+
+def tried(kind, dtype) -> Any:
+    """What the kernels give in their trial, and what they should, in one program."""
+    return jax.jit(lambda: list(kind.trial(dtype)))()
+
+
+def test_layers_that_do_not_learn_in_kernels() -> None:
+    for got, wanted in tried(layers, jnp.bfloat16):
+        assert got.dtype == wanted.dtype
+        np.testing.assert_allclose(got.astype(F), wanted.astype(F), rtol=2**-7, atol=2**-7)
+
+
+def test_a_step_of_the_model_in_kernels() -> None:
+    for both in tried(dynamics, jnp.bfloat16):
+        for got, wanted in zip(*both, strict=True):
+            scale = float(jnp.abs(wanted).max())
+            np.testing.assert_allclose(got.astype(F), wanted.astype(F), atol=2**-7 * (1 + scale))

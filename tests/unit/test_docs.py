@@ -1,0 +1,97 @@
+"""The names in docs/algorithm.md are those of the package.
+
+Whatever stands there in backticks with a dot in it, or as a call, is one of three things: an
+attribute of the package, `ace.x.y`; a setting, `section.field`, perhaps with `=value`, after which
+`.other` is a neighbour in the same section; or one of `OTHERS`.
+"""
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ace.settings.config import Config, flatten, literals
+
+TEXT = (Path(__file__).parents[2] / "docs" / "algorithm.md").read_text()
+OTHERS = {
+    "jnp.where(first, 0, ...)": "code of JAX",
+    'name.startswith("humanoid")': "code of Python",
+    "moments.mean": "a field of ace.method.types.Moments",
+    "moments.var": "a field of ace.method.types.Moments",
+    "agent.safetensors": "a file",
+    "reliability.md": "a file",
+}
+SETTINGS = flatten(Config())
+SECTIONS = {name.rpartition(".")[0] for name in SETTINGS} - {""}
+
+
+def names(text: str = TEXT) -> list[str]:
+    """Everything code-like: in backticks, outside of blocks, with a dot or a call in it; a name
+    that begins with a dot is completed by the section before it."""
+    found, section = [], ""
+    for name in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        if not re.search(r"\.\w|\w\(", name):
+            continue
+        if name.startswith("."):
+            name = section + name
+        found.append(name)
+        section = name.rpartition(".")[0]
+    return found
+
+
+NAMES = sorted(set(names()))
+OURS = [name for name in NAMES if name.partition(".")[0] == "ace"]
+OF_SETTINGS = [name for name in NAMES if name not in OTHERS and name not in OURS]
+
+
+def resolve(name: str) -> Any:
+    """The module, or the attribute of one, that a dotted name stands for."""
+    path, rest = name, []
+    while path:
+        try:
+            found: Any = importlib.import_module(path)
+            break
+        except ModuleNotFoundError as error:
+            if not f"{path}.".startswith(f"{error.name}."):
+                raise  # an import of the module itself fails
+            path, _, last = path.rpartition(".")
+            rest.insert(0, last)
+    else:
+        raise AttributeError(f"there is no {name}")
+    for part in rest:
+        found = getattr(found, part)
+    return found
+
+
+def test_there_is_enough_to_check() -> None:
+    assert len(OURS) >= 60 and len(OF_SETTINGS) >= 60
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_name_of_the_package(name: str) -> None:
+    assert resolve(name) is not None
+
+
+def test_names_that_are_not_there_are_found_out() -> None:
+    for gone in ("ace.learner.update", "ace.method.learner.draw", "ace.method.model.Net.init"):
+        with pytest.raises(AttributeError):
+            resolve(gone)
+    assert names("`plan.x` and `.y`, but `z`, not `f(x)`") == ["plan.x", "plan.y", "f(x)"]
+
+
+@pytest.mark.parametrize("name", OF_SETTINGS)
+def test_a_setting(name: str) -> None:
+    field, _, value = name.partition("=")
+    assert field in SETTINGS or field in SECTIONS, f"{name} is no setting; or add it to OTHERS"
+    if value:
+        choices = literals(Config()).get(field)
+        kind = type(SETTINGS[field])
+        assert (
+            value in choices if choices else value in ("true", "false") or kind(value) is not None
+        )
+
+
+def test_others_are_there() -> None:
+    assert not OTHERS.keys() - set(NAMES)
