@@ -270,7 +270,7 @@ def test_hung_worker_is_replaced(name: str, background: bool) -> None:
         assert env.step(_actions(2)).faults == []
 
 
-def test_ready_when_all_have_answered_or_one_is_late() -> None:
+def test_ready_when_all_have_answered_or_one_is_lost() -> None:
     with VectorEnv(requests(f"{HERE}:Hang", "probe/long"), 2, 2, 2, timeout=2.0) as env:
         env.begin_reset()
         _until(env.ready)
@@ -284,8 +284,8 @@ def test_ready_when_all_have_answered_or_one_is_late() -> None:
         assert not hung.ready()
         waited, begun = hung._clock.wall(), time.monotonic()
         assert "does not answer" in str(hung.recv(2.0))
-        # Since it was asked, not since we wait; a busy machine may add a second.
-        assert waited >= 1 and time.monotonic() - begun < 2.0 - waited + 1.0
+        # It had its time before, so nobody waits for it now; a busy machine may add a second.
+        assert waited >= 2 and time.monotonic() - begun < 1.0
 
 
 def test_ready_in_this_process() -> None:

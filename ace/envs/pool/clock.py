@@ -25,18 +25,21 @@ class WorkerClock:
         self.start()
 
     def start(self) -> None:
-        """Start from zero: a request is sent."""
-        self._begun = self._at = time.monotonic()
-        self._seen = self._look()
-        self._counted = 0.0
+        """Start from zero: a request is sent. Nothing is read yet, for this is done at every step
+        of every worker."""
+        self._begun, self._counted = time.monotonic(), 0.0
+        self._at: float | None = None  # when the process was looked at last
+        self._seen: _Seen | None = None
 
     def wall(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self._begun
 
     def count(self) -> float:
-        """Seconds since the start in which the process ran, or slept."""
+        """Seconds since the first call after the start in which the process ran, or slept."""
         now, seen = time.monotonic(), self._look()
+        if self._at is None:
+            self._at, self._seen = now, seen
         passed = now - self._at
         waited = 0.0
         if seen is not None and self._seen is not None:

@@ -83,8 +83,8 @@ class Remote:
     def recv(self, timeout: float | None) -> Reply:
         """Wait for the worker's reply: the error or the faults, if any.
 
-        The worker may take `timeout` seconds since the message, not counting the time in which it
-        waits for a processor.
+        The worker may take `timeout` seconds, not counting the time in which it waits for a
+        processor.
         """
         try:
             if timeout is not None and not self._answers(timeout):
@@ -107,6 +107,15 @@ class Remote:
                 self.take_processor()
             left = timeout - self._clock.count()
         return True
+
+    def overdue(self, timeout: float) -> bool:
+        """Whether the worker has had `timeout` seconds of a processor or of sleep since it was half
+        as late; from then on it has its normal priority."""
+        if self._clock.wall() < timeout / 2:
+            return False
+        if self._yields:
+            self.take_processor()
+        return self._clock.count() >= timeout
 
     def ask_to_close(self) -> None:
         """Tell the worker to close its environments and exit."""

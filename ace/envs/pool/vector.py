@@ -5,7 +5,6 @@ import mmap
 import os
 import pickle
 import tempfile
-import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -79,7 +78,7 @@ class VectorEnv:
         self._requests = list(requests)
         self._count = len(requests)
         self._timeout, self._background, self._awake = timeout, background, awake
-        self._state, self._asked = "new", 0.0
+        self._state = "new"
         self._groups: list[_Local | Remote] = []
         self._sizes = Sizes(self._count, obs_size, action_size, numbers)
         self._memory_fd = _memory_file(arrays_nbytes(self._sizes))
@@ -127,7 +126,7 @@ class VectorEnv:
 
     def _begin(self, command: str, argument: object) -> None:
         self._expect("new", "idle")
-        self._state, self._asked = "beginning", time.monotonic()
+        self._state = "beginning"
         message = pickle.dumps((command, argument))
         with self._closed_on_error():
             for group in self._groups:
@@ -157,16 +156,14 @@ class VectorEnv:
             rows = np.flatnonzero(~finite.all(axis=1)).tolist()
             raise ValueError(f"actions in rows {rows} are not finite")
         self._arrays.action[:] = actions
-        self._state, self._asked = "waiting", time.monotonic()
+        self._state = "waiting"
         with self._closed_on_error():
             for group in self._groups:
                 group.send(STEP)
 
     def ready(self) -> bool:
-        """Whether it is time for `recv` or `end_reset`: all have answered, or they are overdue by
-        half the timeout, and the caller should block on them so that they get its core."""
-        late = time.monotonic() > self._asked + self._timeout / 2
-        return late or all(group.ready() for group in self._groups)
+        """Whether `recv` or `end_reset` would return at once: all have answered, or are lost."""
+        return all(group.ready() or group.overdue(self._timeout) for group in self._groups)
 
     def recv(self) -> VectorStep:
         """Wait for the step that `send` started; the arrays are copies, safe to keep."""
@@ -293,6 +290,10 @@ class _Local:
     def ready(self) -> bool:
         """It works when the reply is asked for."""
         return True
+
+    def overdue(self, timeout: float) -> bool:
+        """Nothing is under way between the calls."""
+        return False
 
     def recv(self, timeout: float | None) -> Reply:
         """Do what the message says and give the error or the faults, if any."""
