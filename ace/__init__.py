@@ -1,3 +1,104 @@
-"""ace: a novelty-aware planner and the off-policy agent that learns with it, on JAX."""
+"""ace: a novelty-aware planner and the off-policy agent that learns with it, on JAX.
 
+    import ace
+
+    run = ace.train("dmc/cartpole-swingup", preset="cpu", seeds=(0, 1))
+    agent = ace.load(run.folder)
+    action, memory = agent.act(obs)          # begins an episode
+    action, memory = agent.act(obs, memory)  # goes on with it
+
+Importing it loads neither JAX nor a simulator: the functions do when they are called.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from ace.tools.trained import TrainedAgent
+
+__all__ = ["TrainedRun", "load", "train"]
 __version__ = "0.1.0"
+
+
+class TrainedRun(NamedTuple):
+    """A run that was trained to its end."""
+
+    folder: Path
+    """Everything that it wrote (docs/metrics.md)."""
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The rows of its eval.csv."""
+        from ace.run.record import read_csv
+
+        return read_csv(self.folder / "eval.csv")
+
+    def agent(self, lane: int = 0) -> "TrainedAgent":
+        """The agent of one lane."""
+        return load(self.folder, lane)
+
+
+def train(
+    tasks: str | Sequence[str],
+    *,
+    seeds: Sequence[int] = (0,),
+    preset: str = "default",
+    agent: str = "ace",
+    settings: Mapping[str, Any] | None = None,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    folder: str | Path | None = None,
+    imports: Sequence[str] = (),
+    tensorboard: bool = False,
+    quiet: bool = False,
+    save_minutes: float = 10.0,
+) -> TrainedRun:
+    """Train agents as `ace train` does: one lane for each task, seed and varied setting, all in one
+    program. The same call again continues a run that was interrupted.
+
+    `settings` are those of `ace train --help`, by their dotted names: {"learn.td_lambda": 0.4}.
+    `vary` crosses settings: {"learn.td_lambda": (0.0, 0.4, 0.8)}. `imports` names modules that
+    register agents, planners or tasks of your own; simulator processes import tasks by it.
+    """
+    from ace.engine import prepare
+
+    prepare.load_jax()
+    import signal
+
+    from ace.run import flags, request
+    from ace.run.loop import Stopped
+    from ace.run.loop import train as train_run
+    from ace.settings.config import Config
+
+    request.import_modules(imports)
+    own = request.find_agent(agent).settings
+    asked = flags.TrainArgs(
+        tasks=(tasks,) if isinstance(tasks, str) else tuple(tasks),
+        config=Config(own=own and own()),
+        seeds=tuple(seeds),
+        preset=preset,
+        run=None if folder is None else Path(folder),
+        agent=agent,
+        imports=tuple(imports),
+        vary=tuple(f"{name}={','.join(map(str, x))}" for name, x in (vary or {}).items()),
+        tensorboard=tensorboard,
+        quiet=quiet,
+        save_minutes=save_minutes,
+    )
+    run = request.make_run(asked, lambda c: request.with_settings(c, settings or {}, agent))
+    try:
+        train_run(run)
+    except Stopped as stop:
+        if stop.signum == signal.SIGINT:
+            raise KeyboardInterrupt(str(stop)) from None
+        raise SystemExit(str(stop)) from None
+    return TrainedRun(run.folder)
+
+
+def load(folder: str | Path, lane: int = 0) -> "TrainedAgent":
+    """The agent of one lane of a run folder, as it was at the run's last evaluation."""
+    from ace.engine import prepare
+
+    prepare.load_jax()
+    from ace.tools.trained import load as load_agent
+
+    return load_agent(Path(folder), lane)

@@ -367,12 +367,10 @@ def prepare_environment() -> None:
     """What must be set before JAX and its C++ parts are loaded; what the user has set stays."""
     import warnings
 
-    # Memory is taken as it is needed, so that several runs share a card, and no more than this.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
+    from ace.engine import prepare
+
+    prepare.environment()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors of XLA, and not its remarks
-    # Learners are initialised in threads of ours: LAPACK's own, which spin, take ten times longer.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if not sys.warnoptions:  # neither -W nor PYTHONWARNINGS
         # Remarks of other packages are not for the user of a command; ours are.
         warnings.simplefilter("ignore")
@@ -382,10 +380,6 @@ def prepare_environment() -> None:
 def prepare_jax() -> None:
     """Import JAX, with compiled programs kept on disk."""
     prepare_environment()
-    import jax
+    from ace.engine import prepare
 
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-        jax.config.update("jax_compilation_cache_dir", str(root / "ace" / "xla"))
-    # Small programs too: a run starts with dozens of them.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    prepare.load_jax()

@@ -5,7 +5,7 @@ import difflib
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,8 +53,13 @@ def plan_run(argv: Sequence[str]) -> Run:
     """Everything that `ace train` was asked for, checked before anything is written."""
     cls, config = train_class(argv)
     asked = flags.parse_train(cls, argv, config)
+    return make_run(asked, lambda config: flags.parse_train(cls, argv, config).config)
+
+
+def make_run(asked: flags.TrainArgs, change: Callable[[Config], Config]) -> Run:
+    """A run from what was asked for; `change` makes the user's changes to a task's defaults."""
     check_asked(asked)
-    lanes = make_lanes(asked, lambda config: flags.parse_train(cls, argv, config).config)
+    lanes = make_lanes(asked, change)
     options = (asked.tensorboard, asked.quiet, asked.save_minutes)
     folder = asked.run or default_folder(asked, lanes.changed)
     notes = task_notes(asked.tasks)
@@ -63,6 +68,24 @@ def plan_run(argv: Sequence[str]) -> Run:
     run = Run(asked.agent, asked.preset, *lists, folder, *options, imports, notes)
     check_folder(folder, run.describe())
     return run
+
+
+def with_settings(config: Config, values: Mapping[str, Any], agent: str) -> Config:
+    """A config with dotted settings changed, each of the type that it must have; those of the
+    agent's own section are named as its flags are: `sac.init_temperature`."""
+    flat = settings.flatten(config)
+    changed = {}
+    for name, value in values.items():
+        path = name.replace("-", "_")
+        path = f"own.{path.removeprefix(f'{agent}.')}" if path.startswith(f"{agent}.") else path
+        known("setting", path, flat)
+        kind = type(flat[path])
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise ConfigError(f"{name} is {value!r:.40}; it must be of type {kind.__name__}")
+        changed[path] = value
+    return settings.replace(config, changed)
 
 
 def train_class(argv: Sequence[str]) -> tuple[type[flags.TrainArgs], Config]:
@@ -104,7 +127,7 @@ def open_run(
     )
 
 
-def make_lanes(asked: flags.TrainArgs, apply_flags: Callable[[Config], Config]) -> Lanes:
+def make_lanes(asked: flags.TrainArgs, change: Callable[[Config], Config]) -> Lanes:
     """One lane for each task, varied setting and seed, checked."""
     from ace.engine.lanes import LaneSetup, check_compatible
     from ace.envs import get_spec
@@ -117,7 +140,7 @@ def make_lanes(asked: flags.TrainArgs, apply_flags: Callable[[Config], Config]) 
         spec = get_spec(task)
         default = resolve(asked.preset, task, spec, agent.defaults)
         default = replace(default, own=agent.settings and agent.settings())
-        config = apply_flags(default)
+        config = change(default)
         machine = [replace(c, precision=resolve_precision(c.precision)) for c in (default, config)]
         lanes.changed.update(changes(*machine))
         for label, varied in variations(machine[1], asked.vary, asked.agent):

@@ -1,0 +1,90 @@
+"""The Python door: train, load, act, without the command."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import ace
+from ace.settings.config import ConfigError
+
+IMPORT = """
+import sys, time
+begun = time.process_time()
+import ace
+spent = time.process_time() - begun
+assert not {"jax", "numpy", "tyro", "dm_control"} & set(sys.modules), sorted(sys.modules)
+print(spent)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> ace.TrainedRun:
+    """Two lanes of a tiny run."""
+    folder = tmp_path_factory.mktemp("door") / "run"
+    changes = {"learn.td_lambda": 1, "plan.iterations": 1}
+    return ace.train(
+        "probe/point", preset="debug", seeds=(0, 1), settings=changes, folder=folder, quiet=True
+    )
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.5
+
+
+def test_a_run_is_trained_and_its_agents_act(run: ace.TrainedRun) -> None:
+    rows = run.evaluations()
+    assert {row["seed"] for row in rows} == {0, 1} and len(rows) == 4
+    one, other = ace.load(run.folder), run.agent(1)
+    assert (one.task, one.seed, other.seed) == ("probe/point", 0, 1)
+    obs = np.array([0.5, 0.1], np.float32)
+    action, memory = one.act(obs)
+    again, _ = one.act(obs)
+    np.testing.assert_array_equal(action, again)  # a new episode begins in the same way
+    later, after = one.act(obs, memory)
+    assert action.shape == (1,) and np.abs(action).max() <= 1 and after.count == 2
+    assert not np.array_equal(action, later)
+    assert not np.array_equal(action, other.act(obs)[0])
+    batch = np.stack([obs, -obs])
+    policies = one.policy(batch)
+    np.testing.assert_allclose(policies[0], one.policy(obs), rtol=1e-5)
+    assert policies.shape == (2, 1)
+
+
+def test_the_same_call_finds_the_finished_run(run: ace.TrainedRun, capsys) -> None:
+    changes = {"learn.td-lambda": 1.0, "plan.iterations": 1}
+    found = ace.train(
+        "probe/point", preset="debug", seeds=(0, 1), settings=changes, folder=run.folder
+    )
+    assert found == run and "the run is finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"settings": {"learn.td_lamda": 0.4}}, "did you mean learn.td_lambda"),
+        ({"settings": {"plan.horizon": 3.5}}, "must be of type int"),
+        ({"settings": {"plan.horizon": 0}}, "plan.horizon is 0"),
+        ({"agent": "acee"}, "did you mean ace"),
+        ({"agent": "sac", "settings": {"plan.horizon": 4}}, "does nothing for agent sac"),
+        ({"agent": "sac", "settings": {"sac.init_temperature": "hot"}}, "type float"),
+        ({"vary": {"learn.td_lambda": (0.1, 0.1)}}, "twice"),
+        ({"seeds": (1, 1)}, "twice"),
+        ({"preset": "cpuu"}, "unknown"),
+        ({"imports": ("no_such_module_here",)}, "no_such_module_here"),
+    ],
+)
+def test_mistakes_are_named(given: dict, message: str, tmp_path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ace.train("probe/point", **{"preset": "debug", "folder": tmp_path / "run", **given})
+    assert not (tmp_path / "run").exists()
+
+
+def test_wrong_observations_and_lanes_are_named(run: ace.TrainedRun) -> None:
+    with pytest.raises(ValueError, match=r"has shape \[2\], not \(3,\)"):
+        run.agent().act(np.zeros(3))
+    with pytest.raises(ConfigError, match="lanes 0 to 1"):
+        run.agent(2)
