@@ -1,5 +1,5 @@
-"""Compiling: the compiler's options on this machine, and functions that are compiled once, ahead of
-time or when they are called first."""
+"""XLA's options on this machine, and functions that are compiled once, ahead of time or at their
+first call."""
 
 import contextlib
 import functools
@@ -11,18 +11,18 @@ from typing import Any
 import jax
 
 GPU_OPTIONS = {
-    # Products by the vendor's library: a search for others takes most of the compilation.
+    # Matrix products by cuBLAS: autotuning Triton's takes most of the compilation time.
     "xla_gpu_enable_triton_gemm": False,
-    # No merging of products that share a matrix: their inputs would be copied together first.
+    # Do not merge products that share a factor: XLA would first concatenate the other factors.
     "xla_gpu_dot_merger_threshold_mb": 0,
-    # Kernels that do not need each other run at the same time.
+    # Run independent kernels of a CUDA graph concurrently.
     "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
 }
 
 
 @functools.cache
 def compiler_options() -> dict[str, Any]:
-    """Those of our options that this machine's compiler knows."""
+    """The options above that this machine's XLA knows."""
     return _known(GPU_OPTIONS) if jax.default_backend() == "gpu" else {}
 
 
@@ -36,7 +36,7 @@ def _known(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class Function:
-    """A function that is compiled once, for the shapes that it meets first."""
+    """A function that is compiled once, for the shapes of its first arguments."""
 
     def __init__(self, function: Callable, **how: Any):
         self.traced, self.donated = function, how.get("donate_argnums", ())
@@ -45,11 +45,11 @@ class Function:
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
-        """The result; a call waits for a compilation that is under way."""
+        """Call the compiled function; waits for a compilation in progress."""
         return (self._compiled or self.compile(*args))(*args)
 
     def compile(self, *args: Any, stop: threading.Event | None = None) -> Callable:
-        """Be ready for arguments of such shapes, unless asked to `stop` meanwhile."""
+        """Compile for arguments of these shapes, unless `stop` is set after tracing."""
         with self._lock:
             if self._compiled is None:
                 lowered = self.jitted.lower(*args)
@@ -60,7 +60,7 @@ class Function:
 
     @property
     def ready(self) -> bool:
-        """Whether a call would start at once."""
+        """Whether a call would not have to compile."""
         return self._compiled is not None
 
 
@@ -69,19 +69,19 @@ def compile_in_background(
     *work: tuple[Function, tuple],
     after: Sequence[threading.Thread] = (),
 ) -> threading.Thread:
-    """Compile functions one after the other in a thread, which is started and returned; it begins
-    when other threads have ended."""
+    """Compile functions one after the other in a thread, which is started and returned; it first
+    joins the threads in `after`."""
 
     def compile_all() -> None:
         for thread in after:
             thread.join()
         for function, args in work:
-            # An error will show again where the function is called.
+            # The call of the function compiles again and raises the error there.
             with contextlib.suppress(Exception):
                 if not stop.is_set():
                     function.compile(*args, stop=stop)
 
-    # No daemon: a process that ends inside XLA aborts.
+    # Not a daemon thread: a process that exits while XLA compiles aborts.
     thread = threading.Thread(target=compile_all)
     thread.start()
     return thread

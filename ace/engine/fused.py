@@ -1,9 +1,10 @@
 """Faster forms of the method's functions for a GPU, each of the same signature as the plain one.
 
-Three things make them faster. Fused kernels (`engine.kernels`) do what stands between two matrix
+Three things make them faster. Fused kernels (`engine.kernels`) do the work between two matrix
 products in one pass through memory. Loops over the horizon are unrolled into one graph. Matrix
 dimensions are padded with zeros to multiples of 16, the tile size of the tensor cores; otherwise
-every product would pad its input with a kernel of its own. `table` is what `replaced` takes.
+every product would launch a kernel to pad its input. `replaced` puts the functions of `TABLE` in
+the place of the plain ones.
 """
 
 import functools
@@ -22,16 +23,13 @@ from ace.method.types import LearnerState, Params
 from ace.settings.config import Config, LearnConfig
 
 ROUND = 16  # matrix dimensions are padded to multiples of this
-SMALL = 8192  # a leaf of at most so many numbers is joined with others by the optimiser
-
-
-# --- products -------------------------------------------------------------------------------------
+SMALL = 8192  # leaves of at most so many elements are concatenated for the optimiser
 
 
 def product(w: jax.Array, x: jax.Array, multiply: Callable = jnp.matmul) -> jax.Array:
-    """x W, where x may lack the zero columns with which W was padded.
+    """x W, where x may lack the columns for which W was padded with zero rows.
 
-    One axis of rows: for a gradient that sums over two, XLA would transpose a factor.
+    Leading axes are flattened into one: for a gradient that sums over two, XLA would transpose.
     """
     x = x.reshape(-1, x.shape[-1])
     x = jnp.pad(x, ((0, 0), (0, w.shape[-2] - x.shape[-1])))
@@ -39,13 +37,13 @@ def product(w: jax.Array, x: jax.Array, multiply: Callable = jnp.matmul) -> jax.
 
 
 def apply(w: jax.Array, x: jax.Array, multiply: Callable = jnp.matmul) -> jax.Array:
-    """`product` with the leading axes of x."""
+    """`product`, with the leading axes of x kept."""
     return product(w, x, multiply).reshape(*x.shape[:-1], -1)
 
 
 @jax.custom_vjp
 def product_f32(x: jax.Array, w: jax.Array) -> jax.Array:
-    """x W, accumulated and returned in float32; its gradient comes back in the type of x."""
+    """x W, accumulated and returned in float32; gradients have the type of x."""
     return jnp.matmul(x, w, preferred_element_type=jnp.float32)
 
 
@@ -55,7 +53,7 @@ def _product_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple]:
 
 def _product_backward(kept: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, w = kept
-    dy = dy.astype(x.dtype)  # else the gradient of x, which is wide, would be float32 in memory
+    dy = dy.astype(x.dtype)  # else the gradient of x, a wide array, would be float32 in memory
     return dy @ w.T, x.T @ dy
 
 
@@ -64,18 +62,18 @@ product_f32.defvjp(_product_forward, _product_backward)
 
 @jax.custom_vjp
 def product_split(x: jax.Array, w: jax.Array) -> jax.Array:
-    """x W of float32 arrays as one product of bfloat16 ones, each number in two parts: sixteen bits
-    of every factor count instead of eight, and only the result is rounded to bfloat16. A GPU is
-    slow at products of float32."""
+    """x W of float32 arrays as one bfloat16 product, each number split into two bfloat16 parts: the
+    factors keep sixteen bits instead of eight, and only the result is rounded to bfloat16. A GPU
+    is slow at float32 products."""
     (x, x_rest), (w, w_rest) = _halves(x), _halves(w)
     left, right = jnp.concatenate([x, x_rest, x], -1), jnp.concatenate([w, w, w_rest], -2)
     fill = -left.shape[-1] % ROUND
     left, right = jnp.pad(left, ((0, 0), (0, fill))), jnp.pad(right, ((0, fill), (0, 0)))
-    return jnp.matmul(left, right)  # summed in float32
+    return jnp.matmul(left, right)  # accumulated in float32
 
 
 def _halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    # Not by a conversion there and back, which the compiler would remove.
+    # `reduce_precision`, because XLA removes a conversion to bfloat16 and back.
     head = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
     return head.astype(jnp.bfloat16), (x - head).astype(jnp.bfloat16)
 
@@ -92,9 +90,6 @@ def _split_backward(kept: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 product_split.defvjp(_split_forward, _split_backward)
-
-
-# --- layers: nets ---------------------------------------------------------------------------------
 
 
 def linear(p: Params, x: jax.Array) -> jax.Array:
@@ -119,13 +114,13 @@ def bias_norm_act(
 
 
 def _row_args(b: jax.Array, norm: Params | None, x: jax.Array) -> tuple[jax.Array, ...]:
-    """Rows, their bias, and scale and bias of their norm, which are not read if there is none."""
+    """Rows, their bias, and scale and bias of the norm; without a norm the kernel ignores both."""
     norm = norm or {"scale": b, "bias": b}
     return x.reshape(-1, x.shape[-1]), b, norm["scale"], norm["bias"]
 
 
 def dense_elu(p: Params, x: jax.Array) -> jax.Array:
-    """A narrow layer in one kernel where nothing learns, else its product and the rest."""
+    """A narrow layer: one kernel if no gradient is taken, else a product and a fused activation."""
     flat = x.reshape(-1, x.shape[-1])
     if kernels.fits(kernels.layers, *flat.shape, p["b"].shape[-1], x.dtype):
         return _widen(p, flat).reshape(*x.shape[:-1], -1)
@@ -145,7 +140,7 @@ _widen.defvjp(functools.partial(jax.vjp, _dense_elu), lambda back, d: back(d))
 
 
 def dense_out(p: Params, out: Params, x: jax.Array) -> jax.Array:
-    """The activation and the narrow product after it in one kernel where nothing learns."""
+    """The activation and the narrow product after it: one kernel if no gradient is taken."""
     y = apply(p["w"], x)
     flat, width = y.reshape(-1, y.shape[-1]), out["b"].shape[-1]
     slim = width + -width % ROUND
@@ -171,15 +166,15 @@ _narrow.defvjp(functools.partial(jax.vjp, _dense_out), lambda back, d: back(d))
 def dense_layer_norm(
     p: Params, norm: Params, x: jax.Array, act: str, dtype: Any = None
 ) -> jax.Array:
-    """For bf16 results of float32 inputs the product is made of split numbers."""
+    """Product, norm and activation; float32 inputs with bf16 results use `product_split`."""
     split = dtype == jnp.bfloat16 and x.dtype == jnp.float32
     y = apply(p["w"], x, product_split if split else jnp.matmul)
     return bias_norm_act(act, p["b"], norm, y, dtype or x.dtype)
 
 
 def twin_layer_norm(p: Params, norm: Params, x: jax.Array, act: str) -> jax.Array:
-    """One product for all layers, if a kernel that takes its result apart fits: one product each
-    would copy their common input."""
+    """One matrix product for all layers, if the kernel that splits its result fits: one product per
+    layer would copy their common input."""
     width = p["b"].shape[-1]
     if not kernels.fits(kernels.rows, math.prod(x.shape[:-1]), width):
         return nets.twin_layer_norm.plain(p, norm, x, act)
@@ -212,8 +207,8 @@ def dense_batch_norm(p: Params, norm: Params, x: jax.Array) -> tuple[jax.Array, 
 
 
 def ln_gru(p: Params, x: jax.Array, b: jax.Array | None) -> jax.Array:
-    """One product for input and belief, in which the candidate's two parts stay apart, and one
-    kernel for the gates."""
+    """One matrix product for input and belief, with separate columns for the candidate's two parts,
+    and one kernel for the gates."""
     wi, wh, norm = p["wi"], p["wh"], p["norm"]
     width = wh.shape[0]
     if b is not None:
@@ -242,12 +237,12 @@ def scan(step: Callable, carry: Any, xs: Any) -> tuple[Any, Any]:
 
 
 def round_latent(size: int) -> int:
-    """A power of two, which the kernels can hold, or a multiple of the tile size above 128."""
+    """The padded size: up to 128 a power of two, as the kernels need, above it a multiple of 16."""
     return max(ROUND, 1 << (size - 1).bit_length()) if size <= 128 else size + -size % ROUND
 
 
 def cast(params: Params, dtype: Any, axes: nets.Axes) -> Params:
-    """The plain cast, with zeros for latents of a round size wherever one is made or taken."""
+    """The plain cast, with every weight that makes or reads a latent padded to `round_latent`."""
 
     def fill(x: jax.Array, axis: int, more: int) -> jax.Array:
         widths = [(0, 0)] * x.ndim
@@ -272,24 +267,21 @@ def cast(params: Params, dtype: Any, axes: nets.Axes) -> Params:
     return jax.tree_util.tree_map_with_path(grow, nets.cast.plain(params, dtype, axes))
 
 
-# --- imagination: noise, model, score -------------------------------------------------------------
-
-
 def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Draws in a kernel of their own: fused into wider rows, they would be drawn more slowly."""
+    """Normal draws in their own kernel: fused into a wider consumer, XLA draws them more slowly."""
     return jax.lax.optimization_barrier(noise.normal.plain(key, shape))
 
 
 def no_belief(params: Params, z: jax.Array) -> None:
-    """None stands for a belief of zeros, which saves its product."""
+    """None for a belief of zeros: its matrix product is skipped."""
     return None
 
 
 def imagine(
     params: Params, stats: Params, z: jax.Array, b: jax.Array | None, actions: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """All steps in one graph, each in one kernel that reads its actions out of the whole array;
-    before the first step one latent stands for all."""
+    """All steps in one graph, one kernel each, which reads its step's actions from the whole array;
+    the first step takes one latent for all sequences."""
     start = z[None], model.repeat(params, z, b, actions.shape[1])[1]
 
     def step(carry: tuple, t: int) -> tuple[tuple, tuple]:
@@ -320,7 +312,7 @@ def _move(params: Params, stats: Params, z, b, actions: jax.Array, t: Any) -> tu
 
 
 def round_rows(x: jax.Array, axis: int) -> jax.Array:
-    """Zeros up to a round number of rows."""
+    """x padded with zeros along an axis to a multiple of 16."""
     widths = [(0, -n % ROUND if i == axis else 0) for i, n in enumerate(x.shape)]
     return jnp.pad(x, widths)
 
@@ -334,7 +326,7 @@ def follow(
     actions: jax.Array,
     horizon: jax.Array,
 ) -> score.Ends:
-    """Where sequences lead, rolled out as a round number of them."""
+    """Where sequences lead; their number is padded to a multiple of 16."""
     ends = score.follow.plain(config, params, stats, z, b, round_rows(actions, 1), horizon)
     return jax.tree.map(lambda x: x[: actions.shape[1]], ends)
 
@@ -342,19 +334,16 @@ def follow(
 def value(
     config: Config, params: Params, ends: score.Ends, horizon: jax.Array, eps: jax.Array
 ) -> jax.Array:
-    """The value of a round number of sequences."""
+    """The value of sequences; their number is padded to a multiple of 16."""
     count = eps.shape[0]
     ends = jax.tree.map(lambda x: round_rows(x, 0), ends)
     return score.value.plain(config, params, ends, horizon, round_rows(eps, 0))[:count]
 
 
-# --- the optimiser: learner -----------------------------------------------------------------------
-
-
 def optimise(
     learn: LearnConfig, rate: Any, grads: Params, opt: Any, params: Params, active: jax.Array
 ) -> tuple[Params, Any, jax.Array, jax.Array]:
-    """All small leaves make the step as one vector; each by itself would cost several kernels."""
+    """One optimiser step with all small leaves as one vector: each leaf would launch kernels."""
     clip, moments, *rest = opt
     decays = jax.tree.map(lambda p, d: np.full(p.shape, d), params, learner.matrices(params))
     # Keep the concatenation out of the reductions' fusions: fused with it, XLA runs a reduction
@@ -375,7 +364,7 @@ def optimise(
 
 
 def gather_small(tree: Any) -> list[Any]:
-    """The leaves of a tree, of which all small ones are one vector, at the end."""
+    """The large leaves of a tree, then all small ones as one vector."""
     leaves = jax.tree.leaves(tree)
     join = np.concatenate if isinstance(leaves[0], np.ndarray) else jnp.concatenate
     small = [x.reshape(-1) for x in leaves if x.size <= SMALL]
@@ -383,7 +372,7 @@ def gather_small(tree: Any) -> list[Any]:
 
 
 def spread_small(gathered: list[Any], like: Any) -> Any:
-    """The tree whose leaves were gathered; it is like another one."""
+    """The inverse of `gather_small`, for a tree with the structure and shapes of `like`."""
     leaves, structure = jax.tree.flatten(like)
     ends = np.cumsum([x.size for x in leaves if x.size <= SMALL])
     small = iter(jnp.split(gathered[-1], ends[:-1]) if len(ends) else ())

@@ -1,4 +1,4 @@
-"""The lanes of a program before they are stacked: what each is asked to learn, and whether they
+"""The lanes of a program before they are stacked: the task and settings of each, and whether they
 can share a program."""
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from ace.settings.config import Config, ConfigError, flatten
 
 
 class LaneSetup(NamedTuple):
-    """One lane: what the user asked for and the sizes of its task."""
+    """One lane: its task, seed and settings, and the sizes of its task."""
 
     task: str
     seed: int
@@ -20,8 +20,8 @@ class LaneSetup(NamedTuple):
 
 
 def stack(trees: Sequence[Any]) -> Any:
-    """One tree with a leading lane axis from many equal ones."""
-    # Through NumPy: a weakly typed leaf would make every function compile a second time.
+    """Trees of one structure stacked along a leading lane axis."""
+    # NumPy drops weak types: a weakly typed leaf would make every function compile twice.
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 

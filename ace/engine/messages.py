@@ -1,5 +1,5 @@
-"""What the host tells the device, as one array a step: every transfer costs about as much as a
-small compiled call, however little it carries."""
+"""What the host sends to the device, as one array per step: every transfer costs about as much as
+a small compiled call, however small the array."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from ace.method.types import Transition
 
 
 class Message(NamedTuple):
-    """One lane after a step: what happened, and what is to be done next."""
+    """What the device needs to know about one lane after a step."""
 
     transition: Transition  # the last step; its `obs` is the one to act on
     first: Any  # whether an episode begins with that observation
@@ -21,8 +21,8 @@ class Question(NamedTuple):
     """One episode of an evaluation that needs an action."""
 
     obs: Any  # [O]
-    episode: Any  # its number in its lane
-    eval_step: Any  # agent step of the episode
+    episode: Any  # its index in the lane
+    eval_step: Any  # agent steps since the episode began
     agent_step: Any  # of the agent that is evaluated
 
 

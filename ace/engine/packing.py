@@ -1,5 +1,5 @@
-"""Many small arrays as one. A compiled call costs the host some microseconds for every array that
-it takes or gives, and a learner alone has more than a hundred."""
+"""Many small arrays packed into one: dispatching a compiled call costs the host some microseconds
+for every array that goes in or out, and a learner alone has more than a hundred."""
 
 import math
 from typing import Any, NamedTuple
@@ -8,22 +8,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Elements of a leaf that is packed, over all lanes and of one. Larger ones stay by themselves:
-# joining and splitting them would cost the device more than it saves the host.
+# Most elements of a leaf that is packed, over all lanes and per lane. Larger leaves stay separate:
+# to concatenate and split them would cost the device more than it saves the host.
 SMALL = 2**19, 2**15
 
 
 class Packed(NamedTuple):
     """The leaves of a tree; any leading axes are those of the tree's leaves."""
 
-    small: Any  # uint32 [..., n]: the bits of all small leaves in turn; None if there are none
+    small: Any  # uint32 [..., n]: the bits of all small leaves, concatenated; None without any
     large: tuple[Any, ...]
 
 
 class Packing:
-    """How trees of one structure lie in a `Packed`.
+    """Converts trees of one structure to a `Packed` and back.
 
-    Both ways work inside a compiled function and, on NumPy arrays, outside.
+    Both directions work on traced arrays and, outside compiled functions, on NumPy arrays.
     """
 
     def __init__(self, like: Any, small: float):
@@ -56,8 +56,8 @@ class Packing:
         return Packed(join(small, -1), tuple(large))
 
     def unpack(self, packed: Packed) -> Any:
-        """The tree again."""
-        bits: Any = packed.small  # None if there are none
+        """The tree that was packed."""
+        bits: Any = packed.small  # None without small leaves
         numbers = sum(n for n, small in zip(self._sizes, self._small, strict=True) if small)
         found = 0 if packed.small is None else packed.small.shape[-1]
         if found != numbers or len(packed.large) != self._small.count(False):
@@ -79,7 +79,7 @@ class Packing:
 
 
 def _bits(x: Any) -> Any:
-    """The bits of every number in 32."""
+    """The bits of every number as a uint32."""
     if x.dtype.kind == "b":
         return x.astype(np.uint32)
     unsigned = np.dtype(f"u{x.dtype.itemsize}")

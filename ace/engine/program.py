@@ -1,8 +1,8 @@
 """Many lanes in one program. Everything else is written for one lane; here, and only here, the
 leading lane axis is added with `jax.vmap` and the few functions that a run calls are compiled.
 
-A program takes and gives trees. Between its calls a run's state stays on the device as the program
-packs it (`engine.packing`), in few arrays; `trees` and `pack` convert.
+Between calls a run's state stays on the device, packed into few arrays (`engine.packing`); `trees`
+and `pack` convert it.
 """
 
 import functools
@@ -49,7 +49,7 @@ class Program:
         check_compatible(setups)
         self.agent_name, self.agent = agent, AGENTS[agent]
         self.setups = list(setups)
-        self.config = setups[0].config  # for what all lanes share
+        self.config = setups[0].config  # read only for settings that all lanes share
         largest = (max(s.sizes[0] for s in setups), max(s.sizes[1] for s in setups))
         self.obs_size, self.action_size = padded or largest
         self.stop = threading.Event()  # for compilation in the background
@@ -75,8 +75,6 @@ class Program:
         self._update = over(self._update_one, (0, 0, 0, 0), donate=(1, 2), out=(None, None, host))
         self._acting_part = over(self._acting_one, (0,))
 
-    # --- what a run calls -------------------------------------------------------------------------
-
     def init_state(self, obs: np.ndarray, capacity: int) -> RunState:
         """The state of a run whose first observations are `obs`."""
         learner = self._learner.pack(self.new_learners)
@@ -92,8 +90,8 @@ class Program:
         active: np.ndarray | None = None,
         transition: Transition | None = None,
     ) -> Packed:
-        """Put on the device what the next calls need, in the place of the message before; what is
-        left out is zero."""
+        """Copy the next calls' message to the device, over the one before; fields that are left out
+        are zero."""
         blank = self._blank
         message = Message(
             blank.transition._replace(obs=obs) if transition is None else transition,
@@ -114,7 +112,7 @@ class Program:
         return state._replace(replay=self._add(state.replay, message))
 
     def drop(self, state: RunState, dropped: np.ndarray) -> RunState:
-        """Forget the running episodes of the lanes [L] where `dropped` holds."""
+        """Remove the running episodes of the lanes where `dropped` [L] is true."""
         return state._replace(replay=self._drop(state.replay, jnp.asarray(dropped)))
 
     def update(self, state: RunState, message: Packed) -> tuple[RunState, jax.Array]:
@@ -123,30 +121,28 @@ class Program:
         return RunState(learner, state.memory, store), metrics
 
     def random_actions(self, agent_step: int) -> np.ndarray:
-        """Uniform random actions [L, BLOCK, A], from a step on."""
+        """Uniform random actions [L, BLOCK, A] for the steps from `agent_step` on."""
         return np.asarray(self._act_seed(self.lane, np.int32(agent_step)))
 
-    # --- what an evaluation calls -----------------------------------------------------------------
-
     def acting(self, state: RunState) -> Packed:
-        """A copy of what acting reads of the learners."""
+        """A copy of the learners' acting part."""
         return self._acting_part(state.learner)
 
     def put_acting(self, tree: Any) -> Packed:
-        """The same from a tree with a leading lane axis."""
+        """An acting part on the device, from a tree with a leading lane axis."""
         return jax.device_put(self._acting.pack(tree))
 
     def acting_tree(self, acting: Packed) -> Any:
-        """The tree of what acting reads, on the host."""
+        """The acting part as a tree on the host."""
         return self._acting.unpack(jax.device_get(acting))
 
     def memory(self, episodes: int) -> Packed:
-        """The agent's memory for so many episodes a lane."""
+        """The agent's initial memory for `episodes` episodes of every lane."""
         return jax.device_put(self._repeated_memory(len(self.setups), episodes))
 
     def asking(self, episodes: int) -> Callable[[np.ndarray, int, int], Packed]:
-        """A function that puts on the device what an evaluation of so many episodes a lane needs:
-        observations [L, E, O], the number of the step, and that of the agent's step."""
+        """A function that copies an evaluation step's question to the device: observations
+        [L, E, O], the step of the episodes, and the agent step of the evaluated agent."""
         shape = len(self.setups), episodes
         numbers = np.broadcast_to(np.arange(episodes, dtype=np.int32), shape)
         inbox = transfer.Inbox(self._question.pack(blank_question(self.obs_size, *shape)).small)
@@ -167,10 +163,8 @@ class Program:
         """Actions [L, E, A] of the policy alone."""
         return self._act_policy(self.lane, acting, question)
 
-    # --- trees and packed states ------------------------------------------------------------------
-
     def trees(self, state: RunState) -> RunState:
-        """A run's state with learner and memory as trees; large arrays stay where they are."""
+        """A run's state with learner and memory as trees; large arrays stay on the device."""
         learner = state.learner
         small = None if learner.small is None else np.asarray(learner.small)
         memory = self._memory.unpack(jax.device_get(state.memory))
@@ -178,7 +172,7 @@ class Program:
         return RunState(learner, memory, state.replay)
 
     def fetch(self, state: RunState, more: Any) -> tuple[Any, Any, Any]:
-        """Trees of learner and memory on the host, and whatever else is wanted, in one transfer."""
+        """Trees of learner and memory on the host, and `more` of any structure, in one transfer."""
         learner, memory, more = jax.device_get((state.learner, state.memory, more))
         return self._learner.unpack(learner), self._memory.unpack(memory), more
 
@@ -195,12 +189,12 @@ class Program:
         return RunState(_like(self._first_learner, lanes), _like(self._new_memory(), lanes), store)
 
     def acting_shapes(self) -> Any:
-        """Shapes and types of what acting reads, as a tree."""
+        """Shapes and types of the acting part, as a tree."""
         learner = _like(self._first_learner, len(self.setups))
         return jax.eval_shape(self.agent.acting_part, learner)
 
     def one_lane(self, setup: LaneSetup) -> Lane:
-        """A lane by itself."""
+        """The arrays of one lane, without a lane axis."""
         return Lane(
             seed=jnp.uint32(setup.seed),
             config=jax.tree.map(jnp.float32, setup.config),
@@ -212,10 +206,10 @@ class Program:
     def new_learners(self) -> Any:
         """Freshly initialised learners, drawn lane by lane.
 
-        Asked for before anything is compiled in the background: the many short calls would each
-        wait for the interpreter, which tracing keeps busy.
+        Read this before compilation starts in the background: tracing holds the interpreter lock,
+        and each of the many short calls here would wait for it.
         """
-        with ThreadPoolExecutor(4) as pool:  # LAPACK leaves the interpreter to others
+        with ThreadPoolExecutor(4) as pool:  # LAPACK releases the interpreter lock
             rest = pool.map(self._new_learner, self.setups[1:])
             return stack([self._first_learner, *rest])
 
@@ -249,19 +243,17 @@ class Program:
         start = functools.partial(replay.init, capacity, action_size=self.action_size)
         return jax.jit(jax.vmap(lambda o: start(obs=o)))(jnp.asarray(obs))
 
-    # --- compilation ------------------------------------------------------------------------------
-
     @property
     def table(self) -> dict[str, Callable]:
-        """The faster forms of the method's functions that this program is traced with."""
+        """The replacements of the method's functions that this program is traced with."""
         on_gpu = jax.default_backend() == "gpu" or kernels.common.INTERPRET
         return fused.TABLE if on_gpu and self.config.kernels == "auto" else {}
 
     def compile_ahead(self, capacity: int) -> list[threading.Thread]:
-        """Start to compile what a run will need, in background threads, which are returned.
+        """Compile what a run will need in background threads, which are started and returned.
 
-        It may take a minute; making the learners and the random steps at the start of a run need
-        none of it. A call waits for a function that is being compiled.
+        Compilation may take a minute, and the random steps at the start of a run do not need it. A
+        call waits for a function that is being compiled.
         """
         lanes, episodes = len(self.setups), self.config.eval_episodes
         lane, memory = _like(self.lane), _like(self._repeated_memory(lanes))
@@ -274,7 +266,7 @@ class Program:
         update = (self._update, (lane, learner, shapes.replay, message))
         act = (self._act, (lane, learner, memory, message))
         first = [compile_in_background(self.stop, work) for work in (update, act)]
-        # Evaluation comes last, and Python traces one function at a time.
+        # Evaluation is needed last, and the interpreter lock lets one thread trace at a time.
         later = {
             "agent": (self._act_eval, (lane, acting, copies, question)),
             "policy": (self._act_policy, (lane, acting, question)),
@@ -283,12 +275,12 @@ class Program:
         return [*first, compile_in_background(self.stop, *rest, after=first)]
 
     def waiting(self) -> list[str]:
-        """What a step of a run still waits for to be compiled."""
+        """The functions of a run's step that are not compiled yet."""
         parts = {"act": self._act, "update": self._update}
         return [name for name, function in parts.items() if not function.ready]
 
     def parts(self, state: RunState, message: Packed) -> dict[str, tuple[Function, tuple]]:
-        """The functions of a step and what they are called with, for measuring."""
+        """The functions of a step and their arguments, for measuring."""
         return {
             "plan": (self._act, (self.lane, state.learner, state.memory, message)),
             "update": (self._update, (self.lane, state.learner, state.replay, message)),
@@ -297,7 +289,7 @@ class Program:
     def _compile(
         self, function: Callable, axes: tuple, donate: tuple = (), out: Any = None
     ) -> Function:
-        """`out` says where results go that are not for the device."""
+        """Vmap a function of one lane over `axes`; `out` places results that leave the device."""
         name = function.__name__.removeprefix("_").removesuffix("_one")
 
         def traced(*args: Any) -> Any:
@@ -311,10 +303,9 @@ class Program:
         how = {"donate_argnums": donate, "out_shardings": out}
         return Function(traced, compiler_options=compiler_options(), **how)
 
-    # --- one lane ---------------------------------------------------------------------------------
-
     def _act_one(self, lane: Packed, learner: Packed, memory: Packed, message: Packed):
-        """Act on an observation; the memory is forgotten where it is an episode's first."""
+        """Act on an observation; the agent resets its memory if the observation is an episode's
+        first."""
         x: Message = self._message.unpack(message)
         one: Lane = self._lane.unpack(lane)
         acting = self.agent.acting_part(self._learner.unpack(learner))
@@ -346,7 +337,7 @@ class Program:
         return self.agent.act_policy(self._lane.unpack(lane), self._acting.unpack(acting), obs)
 
     def _act_seed_one(self, lane: Packed, agent_step: jax.Array) -> jax.Array:
-        """Uniform random actions [BLOCK, A], from a step on."""
+        """Uniform random actions [BLOCK, A] for the steps from `agent_step` on."""
         one: Lane = self._lane.unpack(lane)
 
         def draw(step: jax.Array) -> jax.Array:
@@ -363,7 +354,7 @@ class Program:
     def _update_one(
         self, lane: Packed, learner: Packed, store: replay.Replay, message: Packed
     ) -> tuple[Packed, replay.Replay, jax.Array]:
-        """One update; the metrics come as one array, in the order of the agent's names."""
+        """One update; metrics [M] in the order of the agent's names."""
         x: Message = self._message.unpack(message)
         one, state = self._lane.unpack(lane), self._learner.unpack(learner)
         state, store, metrics = self.agent.update(one, state, store, x.agent_step, x.active)
@@ -371,13 +362,13 @@ class Program:
         return self._learner.pack(state), store, jnp.stack(row) if row else jnp.zeros(0)
 
     def _acting_one(self, learner: Packed) -> Packed:
-        # Copies: the learner's own arrays are donated to the next update.
+        # Copy the arrays: the learner's own are donated to the next update.
         part = self.agent.acting_part(self._learner.unpack(learner))
         return self._acting.pack(jax.tree.map(jnp.copy, part))
 
 
 def _like(tree: Any, *axes: int) -> Any:
-    """Shapes and types of a tree, with more leading axes."""
+    """Shapes and types of a tree, with leading axes added."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((*axes, *np.shape(x)), np.asarray(x).dtype), tree
     )

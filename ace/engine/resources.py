@@ -1,4 +1,4 @@
-"""What a run takes of the machine: simulator processes, slots of the replay, memory."""
+"""The resources of a run: simulator processes, slots of the replay, device memory."""
 
 import os
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ CGROUP = Path("/sys/fs/cgroup/cpu.max")
 
 
 def cores() -> int:
-    """Processors that this process may use, which can be fewer than there are."""
+    """Cores that this process may use, by its affinity and the container's quota."""
     count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
-    try:  # a container's share
+    try:  # the container's quota
         quota, period = CGROUP.read_text().split()
         return max(1, min(count, int(quota) // int(period)))
     except (OSError, ValueError):
@@ -28,18 +28,18 @@ def cores() -> int:
 
 
 def count_workers(config: Config, envs: int) -> int:
-    """Simulator processes: as asked, else one per core, never more than environments."""
+    """Simulator processes: as set, else one per core; never more than environments."""
     return min(cores() if config.workers < 0 else config.workers, envs)
 
 
 def spare_cores(workers: int) -> bool:
-    """Whether so many processes may keep their cores busy while they wait: not where many others,
-    or the device itself, need them."""
+    """Whether simulator processes may busy-wait: not if they would take more than a quarter of the
+    cores, nor if the CPU is the device."""
     return jax.default_backend() != "cpu" and workers <= cores() // 4
 
 
 def replay_capacity(setups: Sequence[LaneSetup]) -> int:
-    """Slots per lane: as asked, else enough for the whole run."""
+    """Slots per lane: as set, else enough for the whole run."""
     config = setups[0].config
     if config.replay.capacity:
         return config.replay.capacity
@@ -53,7 +53,7 @@ def replay_capacity(setups: Sequence[LaneSetup]) -> int:
 
 
 def check_memory(agent: str, setups: Sequence[LaneSetup], capacity: int) -> int:
-    """Bytes of the replay of all lanes; refuse a run that cannot fit, from its shapes alone."""
+    """Bytes of the replay of all lanes; refuse a run that cannot fit, before allocating it."""
     config, lanes = setups[0].config, len(setups)
     sizes = max(s.sizes[0] for s in setups), max(s.sizes[1] for s in setups)
     per_lane = replay.size_in_bytes(capacity, *sizes)

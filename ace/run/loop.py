@@ -24,6 +24,7 @@ from ace.run.record import LaneInfo, Recorder, read_csv, versions, write_json
 from ace.run.request import Run
 from ace.settings.config import ConfigError
 
+LOOK = 64  # updates between two looks at the device, the console and signals
 BURST = 256  # updates at once that take so long that a signal must be heard between them
 
 
@@ -391,7 +392,9 @@ class Loop:
             if i and i in due:  # some lane has made all of its updates
                 message = self.program.send(self.agent_step, self.obs, active=due > i)
             self.state, self.metrics = self.program.update(self.state, message)
-            if i % 64 == 63:  # let neither the queue of the device nor the console run far apart
+            if (
+                i % LOOK == LOOK - 1
+            ):  # let neither the queue of the device nor the console run far apart
                 jax.block_until_ready(self.metrics)
                 self.recorder.progress(self.env_step, updates_ahead=int(due.max()) - i - 1)
                 if self.signum and due.max() > BURST:  # `run` has saved before

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import ace.settings
 
 T = TypeVar("T")
+LONGEST = 100  # iterations and steps of a plan
 Precision = Literal["auto", "f32", "tf32", "bf16"]
 
 
@@ -415,6 +416,12 @@ def _check_together(c: Config) -> None:
             f"plan.horizon_ramp.start ({p.horizon_ramp.start:g}) must lie between 1 and "
             f"plan.horizon ({p.horizon}); lower it, as in --plan.horizon-ramp.start 1"
         )
+    for name, count in (("plan.iterations", p.iterations), ("plan.horizon", p.horizon)):
+        if count > LONGEST:
+            raise ConfigError(
+                f"{name} is {count}; it must be at most {LONGEST}: every step of such a loop is "
+                "compiled by itself"
+            )
     if p.population_decay < 1:
         raise ConfigError(f"plan.population_decay is {p.population_decay}; it must be at least 1")
     if not p.min_std <= p.max_std:

@@ -227,5 +227,5 @@ def digest(folder: Path) -> dict[str, str]:
 
 def test_kills_at_random_moments(tmp_path):
     """The command itself, with SIGKILL, while it starts and inside saves too."""
-    hit = kills(tmp_path, count=10, seed=1, env_steps=240)
-    assert min(hit.values()) > 0
+    hit = kills(tmp_path, count=3, seed=1, env_steps=120)  # 50 in docs/reliability.md
+    assert set(hit.values()) == {1}

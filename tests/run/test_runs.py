@@ -55,6 +55,7 @@ def test_every_update_was_made_and_none_skipped(two_seeds):
     assert np.all(np.asarray(state.learner.skipped) == 0)
 
 
+@pytest.mark.own_programs
 def test_each_function_is_traced_once(tmp_path, monkeypatch):
     programs = []
     start = Program.__init__

@@ -1,8 +1,9 @@
-"""Fused GPU kernels for what stands between two matrix products: biases, norms, activations, gates;
-where nothing learns, with the products.
+"""Fused GPU kernels for the work between two matrix products: biases, norms, activations, gates;
+where no gradient is needed, a kernel includes the products.
 
-On a GPU an update is bound by how often activations go through memory. The plain functions are in
-`method.nets`; the tests compare them. `engine.fused` puts the kernels where they fit.
+On a GPU an update is bound by the memory traffic of its activations, so a kernel reads and writes
+them once. The tests compare the kernels with the plain functions in `method.nets`; `engine.fused`
+calls a kernel wherever it fits.
 """
 
 import functools
@@ -50,7 +51,7 @@ class Report:
         self.misfits: dict[str, str] = {}
 
     def unused(self) -> dict[str, str]:
-        """Kinds that were asked for and never fitted, and why not."""
+        """Kinds that never fitted the sizes of a layer, each with the reason."""
         return {kind: why for kind, why in self.misfits.items() if kind not in self.used}
 
     def line(self) -> str:
@@ -65,7 +66,7 @@ _REPORT: ContextVar[Report | None] = ContextVar("report", default=None)
 
 @contextmanager
 def reporting(report: Report) -> Iterator[None]:
-    """Note in a report what this thread traces."""
+    """Record in `report` which kernels this thread traces, and which do not fit."""
     before = _REPORT.set(report)
     try:
         yield
@@ -74,7 +75,7 @@ def reporting(report: Report) -> Iterator[None]:
 
 
 def fits(kind: ModuleType, *sizes: Any) -> bool:
-    """Whether the kernels of a module can be used for some sizes."""
+    """Whether a module's kernels work on this machine and take these sizes; recorded."""
     why = broken() or kind.misfit(*sizes)
     name = kind.__name__.rpartition(".")[2]
     if report := _REPORT.get():
@@ -86,23 +87,23 @@ def fits(kind: ModuleType, *sizes: Any) -> bool:
 
 
 def broken() -> str:
-    """Why no kernel can be used on this machine, or nothing."""
+    """Why no kernel can be used on this machine; empty if they can."""
     return "" if common.INTERPRET else _broken()
 
 
 @functools.cache
 def _broken() -> str:
-    """Why the kernels do not compile here, or do not compute what they should."""
+    """Why the kernels do not compile or give wrong results here; empty if they pass."""
     if jax.default_backend() != "gpu":
         return "there is no NVIDIA GPU"
     passed = _mark_of_success()
     if passed and passed.exists():
         return ""
     try:
-        # In a thread of its own: this may be asked while a function is being traced.
+        # Use another thread: the caller may be tracing, and trace state is thread-local.
         with ThreadPoolExecutor(1) as pool:
             pool.submit(_try_out).result()
-    except Exception as error:  # whatever it is, the plain functions still work
+    except Exception as error:  # any failure: the plain functions still work
         return f"they failed their trial on this card ({error!r:.300})"
     if passed:
         with suppress(OSError):
@@ -112,7 +113,7 @@ def _broken() -> str:
 
 
 def _mark_of_success() -> Path | None:
-    """The file that says that these kernels passed on this card: a trial takes seconds."""
+    """The marker file of a passed trial on this card: it saves the seconds of the next one."""
     folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     if not folder:
         return None
@@ -122,19 +123,19 @@ def _mark_of_success() -> Path | None:
     return Path(folder) / f"kernels-{what.hexdigest()[:32]}"
 
 
-# How wrong kernels may be: most in float32, some in bf16, with its rounding and the card's tanh.
+# Largest accepted relative error; bf16 adds its rounding and the card's approximate tanh.
 TOLERANCES = {jnp.float32: 1e-3, jnp.bfloat16: 1e-2}
 
 
 def _try_out() -> None:
-    """Run every kernel once on a few numbers, in one small program for each kind and type; they are
-    compiled at the same time."""
+    """Compare every kernel with its plain function on small inputs: one compilation per kind and
+    type, all in parallel."""
     kinds = (rows, gru, columns, dynamics, layers)
 
     def worst(kind: ModuleType, dtype: Any) -> float:
         return float(jax.jit(lambda: common.worst(kind.trial(dtype)))())
 
-    jobs = [(kind, dtype) for dtype in TOLERANCES for kind in kinds]
+    jobs = [(kind, dtype) for kind in kinds for dtype in kind.TRIED]
     with ThreadPoolExecutor(len(jobs)) as pool:
         for (kind, dtype), off in zip(jobs, pool.map(worst, *zip(*jobs, strict=True)), strict=True):
             if not off < TOLERANCES[dtype]:

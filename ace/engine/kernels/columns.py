@@ -1,5 +1,5 @@
-"""Batch norm and activation of columns: a program holds a few whole columns, so that statistics,
-normed values and activations come from one read."""
+"""Batch norm and activation of columns in one kernel: a thread block owns a few whole columns, so
+it computes their statistics, normed values and activations without the others."""
 
 # pyright: reportCallIssue=false
 
@@ -14,14 +14,14 @@ from ace.engine.kernels.common import EPS, F32, exp2, fma, launch, pallas, rsqrt
 from ace.method.nets import LOG2E
 from ace.method.nets import batch_normed_elu as plain
 
-COLUMNS, ROWS = 64, 128  # of a program; rows in hand at a time
+COLUMNS, ROWS = 64, 128  # columns of a thread block, and its rows per loop iteration
 WARPS = 4
 TILE = 16  # rows that the warps hold together, eight numbers a thread
 
 
 @jax.custom_vjp
 def batch_norm_elu(scale: jax.Array, bias: jax.Array, x: jax.Array) -> tuple[jax.Array, ...]:
-    """`plain` of groups of rows [G, n, W]; the statistics are for the record, without gradient."""
+    """`plain` of groups of rows [G, n, W]; no gradient flows through the returned statistics."""
     return fused_batch_norm(scale, bias, x)
 
 
@@ -47,9 +47,9 @@ def _specs(rows: int, width: int):
 
 
 def _total(rows: int, function: Callable, count: int) -> list[jax.Array]:
-    """Sums over rows: `function` adds some rows, given by where they are, to totals.
+    """Sums over rows: `function(slice, *totals)` adds the rows of a slice to the totals.
 
-    Threads add up what they hold, and meet once at the end.
+    Each thread sums its own rows; the threads' sums are added once, at the end.
     """
     pl = pallas()
     zeros = [jnp.zeros((TILE, COLUMNS), F32) for _ in range(count)]
@@ -64,7 +64,7 @@ def _total(rows: int, function: Callable, count: int) -> list[jax.Array]:
 
 
 def _each(rows: int, function: Callable) -> None:
-    """Call a function for all rows, given where they are."""
+    """Call `function(slice)` for slices that cover all rows."""
     pl = pallas()
     hand = min(rows, ROWS)
     jax.lax.fori_loop(0, rows // hand, lambda i, _: function(pl.ds(i * hand, hand)), None)
@@ -77,8 +77,8 @@ def fused_batch_norm(scale: jax.Array, bias: jax.Array, x: jax.Array) -> tuple[j
     groups, rows, width = x.shape
 
     def kernel(x, scale, bias, y, mean, var):
-        # Mean and variance in one pass, from differences to the mean of the first rows: that is at
-        # most sqrt(rows / TILE) deviations away, so little is lost when its square is subtracted.
+        # One pass gives mean and variance, shifted by the mean of the first TILE rows: the shift is
+        # at most sqrt(rows / TILE) deviations off, so subtracting its square cancels few digits.
         first = wide(x[pl.ds(0, TILE), :]).mean(0)
 
         def add(at, s, q):
@@ -104,7 +104,7 @@ def fused_batch_norm(scale: jax.Array, bias: jax.Array, x: jax.Array) -> tuple[j
     y, mean, var = launch(
         kernel,
         "batch_norm",
-        warps=WARPS if groups == 1 else 2 * WARPS,  # as measured
+        warps=WARPS if groups == 1 else 2 * WARPS,  # measured to be fastest
         grid=(groups, width // COLUMNS),
         in_specs=[block, column, column],
         out_specs=[block, stats, stats],
@@ -163,17 +163,18 @@ def fused_batch_norm_gradient(scale, bias, x, mean, var, dy) -> tuple[jax.Array,
 
 
 def misfit(rows: int, width: int) -> str:
-    """Why the kernels cannot divide the work evenly, or nothing."""
+    """Why the kernels do not take these sizes; empty if they do."""
     if width % COLUMNS:
         return f"{width} columns; they take multiples of {COLUMNS}"
     even = rows % ROWS == 0 or (16 <= rows < ROWS and rows & (rows - 1) == 0)
     return "" if even else f"{rows} rows; they take multiples of {ROWS}, or 16, 32 or 64"
 
 
+TRIED = (F32,)  # types that `trial` compares
+
+
 def trial(dtype: Any) -> Iterator[common.Pair]:
-    """What every kernel gives for a few numbers, and what it should give; in bf16, of none."""
-    if dtype != F32:
-        return
+    """(result, expected) of every kernel on small inputs; float32 only."""
     keys = jax.random.split(jax.random.key(2), 2)
     scale, bias = jax.random.normal(keys[0], (2, 64))
     for rows in (128, 2 * ROWS):

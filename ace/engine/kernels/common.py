@@ -1,4 +1,5 @@
-"""What the kernels share: the language, activations, norms, and the trial before they are used."""
+"""What the kernels share: fast math in PTX, activations, norms, launching, and the error measure of
+their trial."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,16 +15,16 @@ EPS = 1e-5
 F32 = jnp.float32
 Pair = tuple[Any, Any]
 INTERPRET = False  # for tests: run the kernels without a GPU
-LANES = ContextVar("lanes", default=1)  # of the program that is being traced, see `lanes`
+LANES = ContextVar("lanes", default=1)  # lanes of the program that is being traced
 
 
-# --- inside kernels -------------------------------------------------------------------------------
-# A kernel is computed as it is written: the compiler makes no fused multiply-add of a product and a
-# sum, and every exp2 and rsqrt also handles numbers below 1e-38, in three more instructions.
+# Triton compiles a kernel as written: it contracts no product and sum into a fused multiply-add,
+# and its exp2 and rsqrt spend three more instructions on subnormal numbers (below 1e-38). So the
+# functions below use PTX instructions.
 
 
 def _ptx(code: str, *args: Any) -> jax.Array:
-    """The card's instructions that make $0 of float32 numbers $1, $2, ..."""
+    """Inline PTX, elementwise: it computes $0 from the float32 operands $1, $2, ..."""
     from jax.experimental.pallas import triton
 
     given = jnp.broadcast_arrays(*args)
@@ -43,34 +44,34 @@ def fma(a: Any, b: Any, c: Any) -> jax.Array:
 
 
 def exp2(x: jax.Array) -> jax.Array:
-    """2^x, zero below 1e-38."""
+    """2^x; results below 1e-38 become zero."""
     return jnp.exp2(x) if INTERPRET else _ptx("ex2.approx.ftz.f32 $0, $1;", x)
 
 
 def rsqrt(x: jax.Array) -> jax.Array:
-    """1 / sqrt(x) of numbers above 1e-38."""
+    """1 / sqrt(x) for x above 1e-38."""
     return jax.lax.rsqrt(x) if INTERPRET else _ptx("rsqrt.approx.ftz.f32 $0, $1;", x)
 
 
 def tanh(x: jax.Array, dtype: Any) -> jax.Array:
-    """tanh(x) for results that are rounded to a type."""
+    """tanh(x), precise enough for a result that is rounded to `dtype`."""
     if dtype == jnp.bfloat16 and not INTERPRET:
         return _ptx("tanh.approx.f32 $0, $1;", x)  # good to 11 bits; bf16 has 8
     return jnp.tanh(x)
 
 
 def sigmoid(x: jax.Array, dtype: Any) -> jax.Array:
-    """1 / (1 + exp(-x)) for results that are rounded to a type."""
+    """1 / (1 + exp(-x)), precise enough for a result that is rounded to `dtype`."""
     return fma(tanh(0.5 * x, dtype), 0.5, 0.5)
 
 
 def wide(x: jax.Array) -> jax.Array:
-    """Numbers from memory in float32."""
+    """Loaded numbers as float32."""
     if x.dtype != jnp.bfloat16 or INTERPRET:
         return x.astype(F32)
     from jax.experimental.pallas import triton
 
-    # Two at a time, one instruction each: taken apart first, they would need three.
+    # A pair of packed bf16 numbers takes two instructions; unpacked first, it would take three.
     [result] = triton.elementwise_inline_asm(
         "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
         args=[x],
@@ -86,7 +87,7 @@ def _elu(x: jax.Array, _: Any) -> tuple[jax.Array, jax.Array]:
     slope = jnp.minimum(e, 1)
     if INTERPRET:
         return jnp.maximum(x, slope - 1), slope
-    # 1 - e, cut off at zero where x is positive, with the sign changed; exp(x) - 1 is above x.
+    # max(x, -sat(1 - e)): sat gives 0 for positive x, and exp(x) - 1 >= x for all others.
     code = "{.reg .f32 t; sub.sat.f32 t, 0f3F800000, $2; neg.f32 t, t; max.NaN.f32 $0, $1, t;}"
     return _ptx(code, x, e), slope
 
@@ -98,12 +99,12 @@ def _tanh(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
     return y, _ptx("{.reg .f32 t; neg.f32 t, $1; fma.rn.f32 $0, t, $1, 0f3F800000;}", y)
 
 
-# Function and slope in float32, given the type that results are rounded to.
+# (x, type that results are rounded to) -> value and slope in float32.
 ACTIVATIONS: dict[str, Callable] = {"elu": _elu, "tanh": _tanh}
 
 
 def standardised(x: jax.Array, eps: float = EPS) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Rows with mean zero and variance one, their mean, and what they were multiplied with."""
+    """Rows with mean zero and variance one, their mean, and 1 / their standard deviation."""
     mean = x.mean(-1, keepdims=True)
     centred = x - mean
     rstd = rsqrt((centred * centred).mean(-1, keepdims=True) + eps)
@@ -111,16 +112,15 @@ def standardised(x: jax.Array, eps: float = EPS) -> tuple[jax.Array, jax.Array, 
 
 
 def through_norm(d: jax.Array, normed: jax.Array, rstd: jax.Array) -> jax.Array:
-    """The gradient before a norm, given that of its normed rows:
-    rstd (d - mean(d) - normed mean(d normed))."""
+    """Backpropagate d through a norm: rstd (d - mean(d) - normed mean(d normed))."""
     mean, along = (s.mean(-1, keepdims=True) * -rstd for s in (d, d * normed))
     return fma(d, rstd, fma(normed, along, mean))
 
 
 def walk(count: int, hand: int, refs: Sequence[Any], work: Callable, totals: Any = ()) -> Any:
-    """Call totals = work(where, rows of every array, totals) for `count` times `hand` rows.
+    """Loop over `count` chunks of `hand` rows: totals = work(slice, chunk of each array, totals).
 
-    The next rows are on their way from memory while some are worked on.
+    The loop is software-pipelined: it loads the next chunk before it works on the current one.
     """
     pl = pallas()
 
@@ -136,28 +136,28 @@ def walk(count: int, hand: int, refs: Sequence[Any], work: Callable, totals: Any
 
 
 def pallas() -> Any:
-    """The kernel language, imported late: nothing but a GPU needs it."""
+    """The Pallas module, imported late: only a GPU needs it."""
     from jax.experimental import pallas
 
     return pallas
 
 
 def tile(each: int, width: int) -> Any:
-    """The rows of a program, of an array [n, width]."""
+    """Block spec: the rows of one thread block, of an array [n, width]."""
     return pallas().BlockSpec((each, width), lambda i: (i, 0))
 
 
 def whole(x: jax.Array) -> Any:
-    """An array that every program sees."""
+    """Block spec: an array that every thread block reads whole."""
     return pallas().BlockSpec(x.shape, lambda i: (0,) * x.ndim)
 
 
 def launch(kernel: Callable, name: str, warps: int, stages: int = 1, **how: Any) -> Callable:
-    """A kernel of so many warps a program, ready to be called; with more than one stage, a loop
-    loads what its products need ahead of time."""
+    """A callable kernel with `warps` warps per thread block; with more than one stage, loops load
+    the operands of their matrix products ahead of time."""
     from jax.experimental.pallas import triton
 
-    # Where a loop has no products, more stages would only take room.
+    # Loops without matrix products keep one stage: more would only take shared memory.
     params = triton.CompilerParams(num_warps=warps, num_stages=stages)
     return pallas().pallas_call(
         kernel, name=name, compiler_params=params, interpret=INTERPRET, **how
@@ -165,7 +165,7 @@ def launch(kernel: Callable, name: str, warps: int, stages: int = 1, **how: Any)
 
 
 def worst(pairs: Iterable[Pair]) -> jax.Array:
-    """How far what kernels gave is from what they should have given."""
+    """The largest relative error of (result, expected) pairs."""
 
     def far(got: jax.Array, wanted: jax.Array) -> jax.Array:
         got, wanted = got.astype(F32), wanted.astype(F32)
@@ -177,8 +177,8 @@ def worst(pairs: Iterable[Pair]) -> jax.Array:
 
 @contextmanager
 def lanes(count: int) -> Iterator[None]:
-    """Trace functions of one lane for a program of so many: some kernels divide work by it."""
-    before = LANES.set(count)  # in this thread only: programs are traced in several
+    """Declare how many lanes the traced program has: it sets the block size of some kernels."""
+    before = LANES.set(count)  # thread-local: programs are traced in several threads
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""A step of the learned model where nothing learns, as in plans: the GRU and the projector with
-their products in one kernel. What lies between the products never goes through memory.
+"""One step of the learned model without gradients, as in plans: the GRU and the projector with
+their matrix products in one kernel, so that intermediate results never go through memory.
 
-It computes in bf16 and sums in float32.
+It computes in bf16 and accumulates in float32.
 """
 
 # pyright: reportCallIssue=false
@@ -18,15 +18,15 @@ from ace.engine.kernels.common import ACTIVATIONS, F32, fma, launch, pallas, til
 from ace.method.nets import elu
 
 BF16 = jnp.bfloat16
-MOST, FEWEST = 64, 16  # rows of a program
-BUSY = 2048  # rows of all lanes that make enough programs of the larger kind
-CHUNK = 64  # hidden units of the projector in hand at a time
+MOST, FEWEST = 64, 16  # rows of a thread block
+BUSY = 2048  # rows over all lanes for which large thread blocks are enough to fill a GPU
+CHUNK = 64  # hidden units of the projector per loop iteration
 WARPS, STAGES = 4, 3
 
 
 def plain_step(z, a, b, wi, wh, scale, bias, w_in, factor, offset, w_out, c):
-    """The new latent [n, Z] and the new belief [n, D] of latents, actions and beliefs; an old
-    belief may be None, and rows of the matrix that no action dimension meets do not count.
+    """New latents [n, Z] and beliefs [n, D] from latents, actions and old beliefs, which may be
+    None; rows of `wi` past the action's dimensions are padding.
 
     The latent is elu(b w_in * factor + offset) w_out + c.
     """
@@ -42,12 +42,12 @@ def plain_step(z, a, b, wi, wh, scale, bias, w_in, factor, offset, w_out, c):
 
 
 def dot(x: jax.Array, w: jax.Array) -> jax.Array:
-    """x w, summed in float32."""
+    """x w, accumulated in float32."""
     return jnp.dot(x, w, preferred_element_type=F32)
 
 
 def _pieces(size: int) -> Iterator[slice]:
-    """A number of columns, cut into powers of two: nothing else can be in hand."""
+    """Slices of `size` columns, each a power of two wide: Triton allows no other shapes."""
     start = 0
     while start < size:
         piece = 1 << ((size - start).bit_length() - 1)
@@ -56,13 +56,13 @@ def _pieces(size: int) -> Iterator[slice]:
 
 
 def rows_each(rows: int) -> int:
-    """Rows of a program: few if there would be too few programs to keep a card busy."""
+    """Rows of a thread block: few where large blocks would be too few to fill a GPU."""
     each = MOST if common.LANES.get() * rows >= BUSY else FEWEST
     return max(FEWEST, min(each, 1 << (rows - 1).bit_length()))
 
 
 class Rows:
-    """Rows of one program; what lies past the last row or column is read as zero, not written."""
+    """The rows of one thread block; past the last row or column, reads are zero, writes masked."""
 
     def __init__(self, each: int, rows: int):
         self.count = each
@@ -70,11 +70,11 @@ class Rows:
         self.real = None if rows % each == 0 else (at < rows)[:, None]
 
     def read(self, ref: Any, columns: slice, width: int, *lead: Any) -> jax.Array:
-        """Some columns of an array that really has so many."""
+        """Some columns of an array `width` columns wide; `lead` indexes its leading axes."""
         from jax.experimental.pallas import triton
 
         size = columns.stop - columns.start
-        if ref.shape[-2] == 1:  # the same for all
+        if ref.shape[-2] == 1:  # one row for all
             return jnp.broadcast_to(ref[0, columns], (self.count, size))
         real = self.real
         if columns.stop > width:
@@ -86,7 +86,7 @@ class Rows:
         return triton.load(at, mask=real, other=None if real is None else 0).astype(BF16)
 
     def read_at(self, ref: Any, columns: Any) -> jax.Array:
-        """Some columns, all of which are there."""
+        """Some columns, all inside the array."""
         from jax.experimental.pallas import triton
 
         at = ref.at[:, columns]
@@ -95,7 +95,7 @@ class Rows:
         return triton.load(at, mask=jnp.broadcast_to(self.real, at.shape), other=0)
 
     def write(self, ref: Any, x: jax.Array, columns: Any = slice(None)) -> None:
-        """Write all of the rows that there are, or some of their columns."""
+        """Write the rows that exist, or some of their columns."""
         from jax.experimental.pallas import triton
 
         real = None if self.real is None else jnp.broadcast_to(self.real, x.shape)
@@ -103,9 +103,9 @@ class Rows:
 
 
 def step(z, actions, t, b, *weights: Any) -> tuple[jax.Array, jax.Array]:
-    """`plain_step` with the actions of step t of [H, n, A], which taken out beforehand would cost a
-    kernel of their own; a single latent is that of all rows. Weights are those of the cell, then
-    those of the projector."""
+    """`plain_step` with step t of actions [H, n, A]: slicing them beforehand would cost another
+    kernel. A single latent [1, Z] serves all rows; `weights` are the cell's, then the
+    projector's."""
     t = jnp.asarray(t, jnp.int32)[None]
     return _step(rows_each(actions.shape[1]), z, actions, t, b, *weights)
 
@@ -127,7 +127,7 @@ def _step(each: int, z, actions, t, b, *weights: Any):
         ]
         old = [here.read(b, slice(0, width), width) for b in old]
 
-        # In an order that needs few registers: each product is added to what is there.
+        # This order needs few registers: each product accumulates into `start`.
         def gate(k: int, start: Any, function: Any) -> jax.Array:
             columns = slice(k * width, (k + 1) * width)
             for x, first, last in inputs:
@@ -151,7 +151,7 @@ def _step(each: int, z, actions, t, b, *weights: Any):
         here.write(b_out, belief)
 
         def some(i: jax.Array, total: jax.Array) -> jax.Array:
-            """Some of the projector's hidden units are made and used up."""
+            """Add the part of the output that comes from CHUNK hidden units of the projector."""
             at = pl.ds(i * CHUNK, CHUNK)
             h = fma(dot(belief, w_in[:, at]), factor[at], offset[at])
             h = ACTIVATIONS["elu"](h, BF16)[0].astype(BF16)
@@ -168,7 +168,7 @@ def _step(each: int, z, actions, t, b, *weights: Any):
         grid=(-(-rows // each),),
         in_specs=[
             tile(each, latent) if count == rows else whole(z),
-            # Wider than the array: JAX refuses a slice beyond a block, though it is masked.
+            # The block is wider than the array: JAX refuses a slice beyond a block, even masked.
             pl.BlockSpec((steps, each, wi.shape[0] - latent), lambda i: (0, i, 0)),
             pl.BlockSpec((1,), lambda i: (0,)),
             *[whole(w) for w in weights],
@@ -180,7 +180,7 @@ def _step(each: int, z, actions, t, b, *weights: Any):
 
 
 def misfit(rows: int, latent: int, action: int, belief: int, hidden: int, dtype: Any) -> str:
-    """Why the kernel cannot hold such sizes, in the memory of a multiprocessor too, or nothing."""
+    """Why the kernel does not take these sizes, shared memory included; empty if it does."""
     if dtype != BF16:
         return f"{jnp.dtype(dtype).name}; it computes in bfloat16"
     if latent not in (16, 32, 64, 128):
@@ -192,10 +192,11 @@ def misfit(rows: int, latent: int, action: int, belief: int, hidden: int, dtype:
     return "" if rows >= 16 else f"{rows} rows; it takes 16 or more"
 
 
+TRIED = (BF16,)  # types that `trial` compares
+
+
 def trial(dtype: Any) -> Iterator[common.Pair]:
-    """What the kernel gives for a few numbers, and what it should give; only in bf16."""
-    if dtype != BF16:
-        return
+    """(result, expected) of the kernel on small inputs; bf16 only."""
     keys = iter(jax.random.split(jax.random.key(3), 9))
 
     def some(*shape: int) -> jax.Array:
@@ -206,7 +207,7 @@ def trial(dtype: Any) -> Iterator[common.Pair]:
     cell = some(80, 384), some(128, 384), scale, bias
     projector = some(128, 256), *jax.random.normal(next(keys), (2, 256)), some(256, 64)
     weights = *cell, *projector, scale[0, :64]
-    # Programs of few rows, and of many, some of which are not there.
+    # Small thread blocks, and large ones that reach past the last row.
     for lanes, rows in ((1, 80), (BUSY, 72)):
         cut = z[:rows], actions[:, :rows], b[:rows]
         with common.lanes(lanes):

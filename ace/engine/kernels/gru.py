@@ -25,12 +25,12 @@ from ace.engine.kernels.common import (
 from ace.method.nets import GRU_EPS as EPS
 from ace.method.nets import gru_gates as plain
 
-TILE = 8  # rows of a program
-HAND = 256  # numbers of a gate in hand at a time: more would take too many registers
+TILE = 8  # rows of a thread block
+HAND = 256  # numbers of a gate per loop iteration: more would take too many registers
 
 
 def gates(g, scale, bias) -> tuple:
-    """In a kernel: reset, update and candidate of rows, with what their gradients need."""
+    """Inside a kernel: reset, update and candidate; their normed inputs; the norms' rstd."""
     dtype, (r, u, n, *hidden) = g[0].dtype, map(wide, g)
 
     def gate(k, x, function):
@@ -65,7 +65,7 @@ def _weights(scale: Any, bias: Any) -> tuple[list, list]:
 
 
 def _specs(g: jax.Array, width: int) -> tuple:
-    """Blocks of rows: of every gate in g, of all of them, and of a belief; and the weights."""
+    """Block specs: of each gate in g, of all gates, of a belief, and of the weights."""
     pl = pallas()
     parts = [pl.BlockSpec((TILE, width), lambda n, k=k: (n, k)) for k in range(g.shape[1] // width)]
     wide = pl.BlockSpec((TILE, g.shape[1]), lambda n: (n, 0))
@@ -167,14 +167,17 @@ def fused_gru_gradient(g, b, scale, bias, d) -> tuple[jax.Array, jax.Array | Non
 
 
 def misfit(rows: int, width: int) -> str:
-    """Why the kernels cannot divide the work evenly, or nothing."""
+    """Why the kernels do not take these sizes; empty if they do."""
     if width not in (128, 256):
         return f"a belief of {width}; they take 128 or 256"
     return "" if rows % TILE == 0 else f"{rows} rows; they take multiples of {TILE}"
 
 
+TRIED = (F32, jnp.bfloat16)  # types that `trial` compares
+
+
 def trial(dtype: Any) -> Iterator[common.Pair]:
-    """What every kernel gives for a few numbers, and what it should give; in bf16, of one."""
+    """(result, expected) on small inputs; in bf16 only the forward pass with an old belief."""
     keys = jax.random.split(jax.random.key(1), 4)
     b, d = jax.random.normal(keys[0], (2, 64, 128), dtype)
     scale, bias = jax.random.normal(keys[1], (2, 3, 128))

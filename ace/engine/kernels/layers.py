@@ -1,8 +1,9 @@
-"""Layers where nothing learns, as in plans and targets: a narrow product with its activation, and
-an activation with the narrow product after it. What is wide goes through memory once, not thrice.
+"""Layers without gradients, as in plans and targets: a narrow product fused with its activation,
+and an activation fused with the narrow product after it. The wide array goes through memory once
+instead of three times.
 
-Both compute in bf16 and sum in float32. Where something learns, their parts are what they are in
-`nets`: the backward pass needs what lies between.
+Both compute in bf16 and accumulate in float32. Where gradients are needed, the separate parts run:
+the backward pass needs the array between them.
 """
 
 # pyright: reportCallIssue=false
@@ -19,7 +20,7 @@ from ace.engine.kernels.common import ACTIVATIONS, F32, launch, pallas, tile, wh
 from ace.engine.kernels.dynamics import BF16, BUSY, Rows, dot, rows_each
 from ace.method.nets import elu
 
-IN_CHUNK, OUT_CHUNK = 64, 128  # wide columns in hand at a time
+IN_CHUNK, OUT_CHUNK = 64, 128  # columns of the wide side per loop iteration
 WARPS, STAGES = 4, 3
 
 
@@ -83,7 +84,7 @@ def _narrow(each: int, x, b, w) -> jax.Array:
 
 
 def _over_rows(kernel, name: str, each: int, width: int, dtype: Any, x, *weights) -> jax.Array:
-    """Launch a kernel over the rows of x, with weights that are the same for all."""
+    """Launch a kernel over the rows of x; every thread block reads all weights."""
     return launch(
         kernel,
         name,
@@ -97,7 +98,7 @@ def _over_rows(kernel, name: str, each: int, width: int, dtype: Any, x, *weights
 
 
 def misfit(rows: int, slim: int, width: int, dtype: Any) -> str:
-    """Why the kernels cannot hold rows so narrow on one side and wide on the other, or nothing."""
+    """Why the kernels do not take these sizes; empty if they do."""
     if dtype != BF16:
         return f"{jnp.dtype(dtype).name}; they compute in bfloat16"
     if slim not in (16, 32, 64, 128):
@@ -107,10 +108,11 @@ def misfit(rows: int, slim: int, width: int, dtype: Any) -> str:
     return "" if rows >= 16 else f"{rows} rows; they take 16 or more"
 
 
+TRIED = (BF16,)  # types that `trial` compares
+
+
 def trial(dtype: Any) -> Iterator[common.Pair]:
-    """What both kernels give for a few numbers, and what they should give; only in bf16."""
-    if dtype != BF16:
-        return
+    """(result, expected) of both kernels on small inputs; bf16 only."""
     keys = iter(jax.random.split(jax.random.key(4), 5))
 
     def some(*shape: int) -> jax.Array:
@@ -119,7 +121,7 @@ def trial(dtype: Any) -> Iterator[common.Pair]:
     b = jax.random.normal(next(keys), (256,))
     x, w = some(80, 64), some(64, 256)
     y, out = some(80, 256), some(256, 16)
-    # Programs of few rows, and of many, some of which are not there.
+    # Small thread blocks, and large ones that reach past the last row.
     for lanes, rows in ((1, 80), (BUSY, 72)):
         with common.lanes(lanes):
             yield widen(x[:rows], w, b), plain_widen(x[:rows], w, b)

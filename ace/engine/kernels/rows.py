@@ -1,13 +1,13 @@
-"""Bias, layer norm and activation of rows in one pass, alone or with the output product after them.
+"""Bias, layer norm and activation of rows in one pass, alone or fused with an output product of one
+column.
 
-Forward: one read and one write; with the output product, no write but its results. Mean and scale
-of every row are kept. Backward: input and gradient are read once, and the sums over rows for the
-parameters' gradients come out of the same pass. A program walks through its rows and keeps its
-sums in registers; it is one warp, so that a sum over a row needs no shared memory, or more where
-that would take too many registers.
+The forward pass reads its input once, writes only its result, and keeps mean and rstd of every row.
+The backward pass reads input and gradient once and also sums the parameters' gradients over rows. A
+thread block loops over its rows with those sums in registers. It is one warp, so that a sum over a
+row needs no shared memory; where that would take too many registers it is more.
 
-Layers of several networks that share an input can come out of one product, side by side: given
-parameters [G, W], rows [n, G W] become G arrays [n, W], in one order of memory each.
+Layers of several networks that share an input can come from one matrix product: with parameters
+[G, W], rows [n, G W] become [G, n, W], each network's result contiguous.
 """
 
 # pyright: reportCallIssue=false
@@ -33,8 +33,8 @@ from ace.engine.kernels.common import (
 )
 from ace.method import nets
 
-TILE = 16  # rows must divide by this
-# Rows of a program, and numbers in a warp's hand at a time.
+TILE = 16  # the number of rows must be a multiple of this
+# Rows of a thread block, and numbers of a warp per loop iteration.
 FORWARD, BACKWARD = (16, 1024), (32, 256)
 
 
@@ -45,7 +45,7 @@ def plain(act: str, norm: bool, x, b, scale, bias) -> jax.Array:
 
 
 def forward(act: str, norm: bool, x, b, scale, bias) -> tuple[jax.Array, list[jax.Array]]:
-    """`plain` in a kernel, with mean and scale of every row if there is a norm."""
+    """Inside a kernel: `plain`, with mean and rstd of every row if there is a norm."""
     dtype, x, stats = x.dtype, wide(x) + b, []
     if norm:
         unit, *stats = standardised(x)
@@ -54,10 +54,11 @@ def forward(act: str, norm: bool, x, b, scale, bias) -> tuple[jax.Array, list[ja
 
 
 def backward(act: str, norm: bool, x, b, scale, bias, stats, dy, w=None):
-    """Gradient of rows [n, W], and the factors of what the parameters' gradients are sums of.
+    """Inside a kernel: the gradient of rows [n, W], and one tuple of factors per parameter, whose
+    product summed over rows is the parameter's gradient.
 
-    `dy` is the gradient of the activated rows; given w, of their product with it. What is summed
-    for the norm's scale and bias then lacks a factor w, which is the same for all rows.
+    `dy` is the gradient of the activated rows or, with w, of their product with w. Then the factors
+    of the norm's scale and bias lack w, which is the same for all rows: the caller multiplies last.
     """
     dtype, x = x.dtype, wide(x) + b
     if norm:
@@ -75,28 +76,25 @@ def backward(act: str, norm: bool, x, b, scale, bias, stats, dy, w=None):
 
 
 def _sizes(rows: int, width: int, sizes: tuple[int, int]) -> tuple[int, int, int]:
-    """Rows of a program, rows in hand at a time, and warps."""
+    """Rows of a thread block, rows per loop iteration, and warps."""
     most, numbers = sizes
     each = next(n for n in (64, 32, 16) if n <= most and rows % n == 0)
-    # No thread has more than 16 numbers of a row: with what belongs to their columns, more would
+    # A thread holds at most 16 numbers of a row: with the parameters of their columns, more would
     # not fit into registers.
     return each, max(1, numbers // width), max(1, width // min(numbers, 512))
 
 
-# --- activated rows -------------------------------------------------------------------------------
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def bias_norm_act(act: str, norm: bool, dtype: jnp.dtype, x, b, scale, bias) -> jax.Array:
-    """act(norm(x + b)) of rows [n, W] in a type; without the norm if it is false. With parameters
-    [G, W], of rows [n, G W]: [G, n, W]."""
+    """act(norm(x + b)) of rows [n, W] as `dtype`, without the norm if that is false; parameters
+    [G, W] take rows [n, G W] to [G, n, W]."""
     return _foldable(act, norm, dtype)(x, b, scale, bias)
 
 
 @functools.cache
 def _foldable(act: str, norm: bool, dtype: jnp.dtype) -> Callable:
-    """`fused_forward` that takes a batch with the same parameters for all as more rows: results of
-    a group then lie together, as the next product needs them."""
+    """`fused_forward` that treats a vmapped axis with shared parameters as more rows: the results
+    of a group are then contiguous, as the next matrix product needs them."""
 
     @jax.custom_batching.custom_vmap
     def activated(*args: jax.Array) -> jax.Array:
@@ -121,12 +119,12 @@ def _keep(act: str, norm: bool, dtype: jnp.dtype, *args: Any) -> tuple[jax.Array
 
 
 def _learned(args: Sequence[Any]) -> tuple | None:
-    """A mark, if anyone asks for gradients of the parameters; the policy's loss does not."""
+    """() if a parameter needs a gradient, else None; the policy's loss needs none."""
     return () if any(a.perturbed for a in args[1:]) else None
 
 
 def _numbers(d: Any) -> jax.Array:
-    """A gradient that may be given as the mere fact that it is zero."""
+    """A gradient as an array; JAX may pass a zero one symbolically."""
     if isinstance(d, jax.custom_derivatives.SymbolicZero):
         zero: Any = d
         return jnp.zeros(zero.shape, zero.dtype)
@@ -155,7 +153,7 @@ def _grouped(x: jax.Array, *params: jax.Array) -> tuple[int, int, list[jax.Array
 
 
 def _specs(each: int, width: int) -> tuple[Any, ...]:
-    """What a program (g, i) sees of arrays [n, G W], [G, W], [G, n, W] and [G, n]."""
+    """Block specs of thread block (g, i) for arrays [n, G W], [G, W], [G, n, W] and [G, n]."""
     pl = pallas()
     return (
         pl.BlockSpec((each, width), lambda g, i: (i, g)),
@@ -166,7 +164,7 @@ def _specs(each: int, width: int) -> tuple[Any, ...]:
 
 
 def _forward_pass(name, act, norm, dtype, args, w=None):
-    """Walk through the rows; given w, the result is their product with it."""
+    """Launch the forward kernel; with w, the result is the product of the rows with w."""
     given = [] if w is None else [w]
     rows, width, params = _grouped(args[0], *args[1:], *given)
     groups, (each, hand, warps) = len(params[0]), _sizes(rows, width, FORWARD)
@@ -206,14 +204,13 @@ def _forward_pass(name, act, norm, dtype, args, w=None):
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def fused_backward(act: str, norm: bool, learned: bool, x, b, scale, bias, stats, dy):
-    """The kernel of the backward pass: gradient of x, and sums over rows for the parameters if
-    those learn."""
+    """The kernel of the backward pass: gradient of x and, if `learned`, of the parameters."""
     name = f"{'norm_' if norm else ''}{act}_gradient"
     return _backward_pass(name, act, norm, learned, (x, b, scale, bias), stats, dy)
 
 
 def _backward_pass(name, act, norm, learned, args, stats, dy, w=None):
-    """Walk through the rows backwards; given w, `dy` is the gradient of their product with it."""
+    """Launch the backward kernel; with w, `dy` is the gradient of the rows' product with w."""
     pl = pallas()
     given = [] if w is None else [w]
     rows, width, params = _grouped(args[0], *args[1:], *given)
@@ -265,9 +262,6 @@ def _backward_pass(name, act, norm, learned, args, stats, dy, w=None):
     return dx, sums
 
 
-# --- activated rows and their product with one column ---------------------------------------------
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def head(act: str, norm: bool, x, b, scale, bias, w) -> jax.Array:
     """act(norm(x + b)) of rows [n, W] times w [W]: [n], float32."""
@@ -302,21 +296,24 @@ def fused_head(act: str, norm: bool, x, b, scale, bias, w):
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def fused_head_gradient(act: str, norm: bool, learned: bool, x, b, scale, bias, w, stats, d):
-    """The kernel of the backward pass: gradient of x, and sums for the parameters, w last, if
-    those learn."""
+    """The kernel of the backward pass: gradient of x and, if `learned`, of the parameters, w
+    last."""
     name = f"{'norm_' if norm else ''}{act}_head_gradient"
     return _backward_pass(name, act, norm, learned, (x, b, scale, bias), stats, d, w)
 
 
 def misfit(rows: int, width: int) -> str:
-    """Why the kernels cannot divide the work evenly, or nothing."""
+    """Why the kernels do not take these sizes; empty if they do."""
     if width not in (128, 256, 512, 1024):
         return f"rows of {width} numbers; they take 128, 256, 512 or 1024"
     return "" if rows % TILE == 0 else f"{rows} rows; they take multiples of {TILE}"
 
 
+TRIED = (F32, jnp.bfloat16)  # types that `trial` compares
+
+
 def trial(dtype: Any) -> Iterator[common.Pair]:
-    """What every kernel gives for a few numbers, and what it should give; in bf16, of two."""
+    """(result, expected) of every kernel on small inputs; in bf16 only norm and tanh."""
     keys = jax.random.split(jax.random.key(0), 4)
     x, dy = (jax.random.normal(key, (64, 128), dtype) for key in keys[:2])
     b, scale, bias, w = jax.random.normal(keys[2], (4, 128))

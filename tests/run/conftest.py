@@ -1,0 +1,57 @@
+"""Runs of equal settings share their compiled functions inside a test process: tracing and loading
+them is most of what a small run does."""
+
+import jax
+import pytest
+
+from ace.engine.compile import Function
+from ace.engine.program import Program
+from ace.settings.config import flatten
+
+COMPILED: dict[tuple, object] = {}
+
+
+def described(program: Program) -> tuple:
+    """All that the functions of a program depend on, besides the shapes of their arguments."""
+    settings = [tuple(flatten(s.config).items()) for s in program.setups[:1]]
+    sizes = len(program.setups), program.obs_size, program.action_size
+    return program.agent_name, id(program.agent), str(settings), sizes
+
+
+SHARING = [True]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def shared_programs():
+    """Look every function up before it is compiled."""
+    start, compile = Program.__init__, Function.compile
+
+    def started(self, *args, **kwargs) -> None:
+        start(self, *args, **kwargs)
+        for function in vars(self).values():
+            if isinstance(function, Function):
+                function.key = described(self), function.traced.__name__  # type: ignore
+
+    def shared(self, *args, **kwargs):
+        leaves, structure = jax.tree.flatten(args)
+        shapes = str([(x.shape, x.dtype) for x in leaves])
+        key = (getattr(self, "key", id(self)), str(structure), shapes)
+        if SHARING[0] and self._compiled is None and key in COMPILED:
+            self._compiled = COMPILED[key]
+        found = compile(self, *args, **kwargs)
+        if self._compiled is not None:
+            COMPILED[key] = self._compiled
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Program, "__init__", started)
+        patch.setattr(Function, "compile", shared)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_programs(request):
+    """Tests marked `own_programs` compile everything anew."""
+    SHARING[0] = not request.node.get_closest_marker("own_programs")
+    yield
+    SHARING[0] = True

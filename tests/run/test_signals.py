@@ -1,0 +1,183 @@
+"""Signals at any moment, and runs that are made longer: nothing is lost, and it is quick."""
+
+import csv
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ace import cli
+from ace.engine.program import Program
+from ace.run import loop as loops
+from ace.run import request
+from ace.run.evaluate import Evaluator
+from ace.run.loop import Loop, Stopped, train
+from ace.run.record import read_csv
+from ace.settings.config import ConfigError
+from tests.run.helpers import leaves, small_run
+
+TASKS = ("probe/long", "probe/point")
+
+
+def plan(folder: Path, *argv: str):
+    """A small run."""
+    return request.plan_run([*TASKS, "--preset", "debug", "--quiet", "--run", str(folder), *argv])
+
+
+def rows(folder: Path, name: str) -> list[dict[str, str]]:
+    """The rows of a CSV without the wall time."""
+    return [{**r, "wall_time": ""} for r in csv.DictReader(open(folder / name))]
+
+
+def same(one, other) -> None:
+    """Every leaf is equal."""
+    a, b = leaves(one), leaves(other)
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that was left alone."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return small_run(folder, *TASKS)[0], folder
+
+
+def test_a_signal_does_not_wait_for_an_evaluation_which_is_made_again(whole, tmp_path, monkeypatch):
+    """The simulators of the evaluation never answer, and yet the run stops at once."""
+    folder = tmp_path / "run"
+    step, advance = Loop.step, Evaluator.advance
+
+    def signalled(self) -> None:
+        step(self)
+        if self.agent_step == 75:
+            assert self.evaluating == 60
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "step", signalled)
+        patch.setattr(Evaluator, "advance", lambda self: None)
+        begun = time.monotonic()
+        with pytest.raises(Stopped, match=r"env step 75; `ace resume"):
+            train(plan(folder))
+    assert time.monotonic() - begun < 60  # compiling included
+    assert rows(folder, "eval.csv") == []
+    # While it is continued, the evaluation is played with the agents as they were at step 60.
+    same(train(plan(folder)), whole[0])
+    for name in ("train.csv", "eval.csv"):
+        assert rows(folder, name) == rows(whole[1], name)
+    assert Evaluator.advance is advance
+
+
+def test_a_signal_is_heard_while_a_run_waits_for_its_last_evaluation(whole, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+
+    def stuck(self):
+        if self._given[1] == 120:
+            os.kill(os.getpid(), signal.SIGINT)
+            return None
+        return advance(self)
+
+    advance = Evaluator.advance
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "advance", stuck)
+        with pytest.raises((Stopped, KeyboardInterrupt)):
+            train(plan(folder))
+    same(train(plan(folder)), whole[0])
+    assert rows(folder, "eval.csv") == rows(whole[1], "eval.csv")
+
+
+def test_a_signal_ends_a_long_burst_of_updates(whole, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    update, made = Program.update, []
+
+    def counted(self, *args):
+        made.append(1)
+        if len(made) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loops, "BURST", 20)  # the seed phase of 40 steps ends with 40 updates
+        patch.setattr(loops, "LOOK", 4)
+        patch.setattr(Program, "update", counted)
+        with pytest.raises(Stopped, match="env step 40;"):
+            train(plan(folder))
+    assert len(made) < 20
+    same(train(plan(folder)), whole[0])
+
+
+def test_a_signal_is_heard_while_functions_are_compiled(whole, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    said = []
+
+    def waiting(self) -> list[str]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return ["update"]
+
+    class Busy:
+        """A thread that never ends."""
+
+        def is_alive(self) -> bool:
+            return True
+
+    def wait(self) -> None:
+        self.compiling = [Busy()] if self.agent_step == 40 else self.compiling
+        wait_for_compiler(self)
+
+    wait_for_compiler = Loop.wait_for_compiler
+    with monkeypatch.context() as patch:
+        patch.setattr(Program, "waiting", waiting)
+        patch.setattr(Loop, "wait_for_compiler", wait)
+        patch.setattr("ace.run.record.Recorder.status", lambda self, text: said.append(text))
+        with pytest.raises(Stopped, match="env step 40;") as stopped:
+            train(plan(folder))
+    assert stopped.value.compiling and said == ["compiling update"]
+    same(train(plan(folder)), whole[0])
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path, capsys):
+    folder = tmp_path / "run"
+    train(plan(folder))
+    before = rows(folder, "eval.csv")
+    cli.main(["resume", str(folder), "--env-steps", "180", "--quiet"])
+    assert rows(folder, "eval.csv")[: len(before)] == before
+    steps = [row["env_step"] for row in read_csv(folder / "eval.csv")]
+    assert steps == [60, 60, 120, 120, 180, 180]
+    longer = request.open_run(folder)
+    assert {s.config.env_steps for s in longer.setups} == {180}
+    state = train(longer)  # it is finished: nothing but its state
+    assert state.learner.update_step.tolist() == [179, 179]
+    assert int(state.replay.stored.min()) > 180
+    assert (np.asarray(state.replay.tree.sums[0])[:, 121:180] > 0).any(1).all()
+    with pytest.raises(ConfigError, match="made for 180"):
+        request.open_run(folder, env_steps=180)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--learn.batch=100000000",
+        "--net.mlp=10000000",
+        "--plan.population=1000000000",
+        "--plan.iterations=100000",
+        "--eval-episodes=100000000",
+    ],
+)
+def test_runs_that_cannot_fit_are_refused_at_once(flag, tmp_path):
+    begun = time.monotonic()
+    with pytest.raises(ConfigError, match=r"GiB|at most"):
+        train(plan(tmp_path / "run", *flag.split("=")))
+    assert time.monotonic() - begun < 20
+
+
+def test_an_environment_without_a_time_limit_ends(tmp_path, capsys):
+    argv = ["tests.envs.bad_envs:Endless", "--preset", "debug", "--run", str(tmp_path / "run")]
+    cli.main(["train", *argv])
+    assert "no time limit: its episodes are cut after 1,000" in capsys.readouterr().out
+    lengths = {row["episode_length"] for row in read_csv(tmp_path / "run" / "eval.csv")}
+    assert lengths == {1000}
