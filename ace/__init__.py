@@ -7,7 +7,7 @@
     action, memory = agent.act(obs)          # begins an episode
     action, memory = agent.act(obs, memory)  # goes on with it
 
-Importing it loads neither JAX nor a simulator: the functions do when they are called.
+Importing the package loads neither JAX nor a simulator; its functions do when they are called.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,10 @@ class TrainedRun(NamedTuple):
     """A run that was trained to its end."""
 
     folder: Path
-    """Everything that it wrote (docs/metrics.md)."""
+    """The folder with everything that the run wrote (docs/metrics.md)."""
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """The rows of its eval.csv."""
+        """The rows of the run's eval.csv."""
         from ace.run.record import read_csv
 
         return read_csv(self.folder / "eval.csv")
@@ -68,6 +68,7 @@ def train(
     from ace.run.loop import Stopped
     from ace.run.loop import train as train_run
     from ace.settings.config import Config
+    from ace.tools import plots
 
     request.import_modules(imports)
     own = request.find_agent(agent).settings
@@ -91,6 +92,7 @@ def train(
         if stop.signum == signal.SIGINT:
             raise KeyboardInterrupt(str(stop)) from None
         raise SystemExit(str(stop)) from None
+    plots.learning_curve(run.folder, run.folder / "curve.png", dict(enumerate(run.labels)))
     return TrainedRun(run.folder)
 
 

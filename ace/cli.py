@@ -1,4 +1,4 @@
-"""The `ace` command. Heavy imports wait until a command is known, so that help is quick."""
+"""The `ace` command. Heavy imports are deferred until a command runs, so that help is quick."""
 
 import contextlib
 import difflib
@@ -41,18 +41,18 @@ NO_PICTURES = (
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run a command; errors that the user can mend are one line on stderr."""
+    """Run a command; errors that the user can fix are one line on stderr."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        # A module beside the user is found, as by `python -m`; last, so that it hides no package.
+        # Find modules in the working directory, as `python -m` does; last, to hide no package.
         sys.path += [os.getcwd()] if os.getcwd() not in sys.path else []
         try:
             with interrupts():
                 dispatch(argv)
         finally:
-            sys.stdout.flush()  # a reader that has gone shows here, not while Python ends
+            sys.stdout.flush()  # raises here if the reader has gone, not at exit
     except BrokenPipeError:
-        # What is still buffered goes nowhere: Python would flush it once more, and complain.
+        # Discard what is still buffered: Python would flush it at exit and complain.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def explained(error: Exception) -> str | None:
-    """What the user can do about an error, in one line; None if it is a mistake of the program."""
+    """What the user can do about an error, in one line; None if it is a bug of ours."""
     from ace.envs import EnvError, TaskError
     from ace.run.checkpoint import CheckpointError
     from ace.settings.config import ConfigError
@@ -74,7 +74,7 @@ def explained(error: Exception) -> str | None:
     if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
         return NO_MEMORY
     if isinstance(error, ConfigError | TaskError | EnvError | CheckpointError | OSError):
-        return " ".join(str(error).split())  # packages write several lines
+        return " ".join(str(error).split())  # other packages write several lines
     return None
 
 
@@ -110,7 +110,7 @@ def dispatch(argv: Sequence[str]) -> None:
 
 
 def show_help(command: str, argv: Sequence[str]) -> None:
-    """Explain a command; without JAX, unless an agent's own settings are asked for."""
+    """Print the help of a command; imports JAX only for an agent's own settings."""
     if command in NO_ARGUMENTS:
         print(NO_ARGUMENTS[command])
         return
@@ -141,8 +141,8 @@ def show_help(command: str, argv: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[None]:
-    """Let SIGINT end the process at once. An exception in its place would appear anywhere, in a
-    callback of XLA too, where it is lost or aborts. The training loop has a handler of its own."""
+    """Let SIGINT end the process at once. A KeyboardInterrupt could be raised anywhere, also in a
+    callback of XLA, which loses it or aborts. The training loop has a handler of its own."""
     own = threading.current_thread() is threading.main_thread()
     if not own or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -156,7 +156,7 @@ def interrupts() -> Iterator[None]:
 
 def stop_now() -> NoReturn:
     """End the process without unwinding: XLA's threads may crash in an ordinary exit."""
-    # Written past Python's buffers, which the interrupted code may hold.
+    # Bypass Python's buffers: the interrupted code may hold their locks.
     with contextlib.suppress(OSError):
         os.write(2, b"ace: stopped\n")
     for stream in (sys.stdout, sys.stderr):
@@ -263,7 +263,7 @@ def _place(name: str, lines: Sequence[dict[str, str]]) -> tuple[int, str]:
 
 
 def save_film(film: Any, path: Path) -> None:
-    """Write a video, or say why there is none: no OpenGL on this machine is no reason to fail."""
+    """Write a video, or print why there is none: an evaluation must not fail without OpenGL."""
     from ace.tools import plots
 
     try:
@@ -364,21 +364,21 @@ def no_arguments(command: str, argv: Sequence[str]) -> None:
 
 
 def prepare_environment() -> None:
-    """What must be set before JAX and its C++ parts are loaded; what the user has set stays."""
+    """Set what JAX and XLA read when they are loaded, unless the user has set it."""
     import warnings
 
     from ace.engine import prepare
 
     prepare.environment()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors of XLA, and not its remarks
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # only errors of XLA
     if not sys.warnoptions:  # neither -W nor PYTHONWARNINGS
-        # Remarks of other packages are not for the user of a command; ours are.
+        # Hide the warnings of other packages from the user of a command; show ours.
         warnings.simplefilter("ignore")
         warnings.filterwarnings("default", module=r"ace(\.|$)")
 
 
 def prepare_jax() -> None:
-    """Import JAX, with compiled programs kept on disk."""
+    """Import JAX with a persistent compilation cache."""
     prepare_environment()
     from ace.engine import prepare
 

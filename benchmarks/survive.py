@@ -37,7 +37,7 @@ def train_command(folder: Path, *argv: str) -> list[str]:
 def kills(folder: Path, count: int, seed: int, env_steps: int) -> dict[str, int]:
     """Kill a run `count` times; give what the kills were aimed at. Raises if anything differs."""
     argv = (*TASKS, "--preset", "debug", "--env-steps", str(env_steps))
-    argv += ("--eval-every", str(env_steps // 4))
+    argv += ("--eval-every", str(env_steps // 4), "--plan.iterations", "1")  # quick to compile
     subprocess.run(train_command(folder / "whole", *argv), check=True)
     rng, hit = random.Random(seed), {"start": 0, "save": 0, "step": 0}
     # Each aim once, then at random, with steps twice as likely.

@@ -1,8 +1,8 @@
-"""What an agent is, and the table of those that ship with the package.
+"""The contract of an agent, and the agents that ship with the package.
 
 An agent is a set of pure functions of one lane. The engine adds the lane axis, compiles them and
-moves their numbers; nothing else of an agent is known anywhere, so its parameters may have any
-names and shapes. A new one is a file that makes an `Agent` and registers it (docs/extend.md).
+moves their arrays; no other code looks inside an agent, so its parameters may have any names and
+shapes. A new one is a file that makes an `Agent` and registers it (docs/extend.md).
 """
 
 from ace.agents import ace, sac

@@ -16,9 +16,9 @@ from ace.settings.config import Config
 
 
 class Memory(NamedTuple):
-    """What the agent hands to itself at the next step of an episode."""
+    """What the agent keeps for the next step of an episode."""
 
-    plan: Any  # the planner's own
+    plan: Any  # the planner's memory
     horizon: jax.Array  # working horizon, fixed when the episode began
     belief: jax.Array  # [D]
 
@@ -60,8 +60,8 @@ def act(
     proposals, known = score.propose(lane, params, stats, z, b, horizon, count, propose_key)
 
     def rate(actions: jax.Array, proposed: slice, call: int) -> jax.Array:
-        """The value of every sequence. Where the proposals lead is known from their making; only
-        the noise of the policy at their end is new."""
+        """The value of every sequence. The proposals were rolled out when they were made; only the
+        policy's noise at their end is new."""
         first, count = proposed.start, proposed.stop - proposed.start
         ends = jax.tree.map(lambda x: x[:count], known)
         if count < actions.shape[1]:
@@ -83,10 +83,10 @@ def act(
 
 
 def working_horizon(config: Config, agent_step: jax.Array) -> jax.Array:
-    """Steps of a plan that count, on their way from the ramp's start to H."""
+    """Steps of a plan that count; they grow along the ramp up to H."""
     p = config.plan
     h = p.horizon_ramp.at(p.horizon, agent_step, config.seed_steps)
-    return jnp.floor(h + 1e-4).astype(jnp.int32)  # the ramp's end may fall short by rounding
+    return jnp.floor(h + 1e-4).astype(jnp.int32)  # rounding may leave the ramp's end just below H
 
 
 def act_policy(lane: Lane, acting: Params, obs: jax.Array) -> jax.Array:

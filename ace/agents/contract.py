@@ -1,4 +1,4 @@
-"""The contract of an agent and the table that the command knows."""
+"""The contract of an agent and the table that `--agent` selects from."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from ace.settings.config import Config
 Sizes = tuple[int, int]  # of observations and actions
 State = Any  # all that learning changes: any tree of arrays
 Acting = Any  # the part of the state that acting reads
-Memory = Any  # what an agent hands to itself from step to step of an episode; may be ()
+Memory = Any  # what an agent keeps from step to step of an episode; may be ()
 
 Act = Callable[
     [Lane, Acting, Memory, jax.Array, jax.Array, jax.Array, jax.Array, bool],
@@ -43,35 +43,36 @@ class Agent:
     """(config, seed, sizes): a fresh state for a task of these sizes, best as NumPy arrays."""
     pad: Callable[[Config, State, Sizes], State]
     """(config, state, sizes): the same state for larger observations and actions, whose new
-    numbers are always zero."""
+    entries are always zero."""
     act: Act
     """(lane, acting, memory, obs, first, agent_step, key, train): an action and the new memory.
-    `first` holds where an episode begins: the memory is of another one then."""
+    `first` says that an episode begins: the memory is then from another one."""
     update: Update
-    """(lane, state, replay, agent_step, active): one update. A lane that is not active must come
-    back as it was, its replay too."""
+    """(lane, state, replay, agent_step, active): one update. State and replay of a lane that
+    is not active must be returned unchanged."""
     metrics: tuple[str, ...]
-    """Names of what `update` returns besides: columns of train.csv. `skipped_updates`, if it is
+    """Names of the metrics that `update` returns: columns of train.csv. `skipped_updates`, if it is
     among them, is also shown on the console."""
     act_policy: Callable[[Lane, Acting, jax.Array], jax.Array] | None = None
     """(lane, acting, obs [..., O]): actions of the policy alone, without noise or planning."""
     plays: tuple[Literal["agent", "policy"], ...] = ("agent",)
-    """What an evaluation plays: `act`, `act_policy`, or both; the first one's is the `return`."""
+    """What an evaluation plays: `act`, `act_policy`, or both; the first is recorded as `return`."""
     memory: Callable[[Config, int], Memory] = _nothing
     """(config, action size): the memory before an episode."""
     segment: Callable[[Config], int] = _one
     """Steps of the segments that are drawn from the replay."""
     acting_part: Callable[[State], Acting] = _everything
-    """What acting reads of the state: this is evaluated, written to the agent's file, exported."""
+    """The part of the state that acting reads: evaluated, written to the agent file, exported."""
     constants: Callable[[Config], Any] = _nothing
-    """Arrays that follow from the settings of a lane, made once on the host: `lane.constants`."""
+    """Arrays that depend only on a lane's settings, made once on the host: `lane.constants`."""
     footprint: Callable[[Config, Sizes], Mapping[str, int]] = lambda config, sizes: {}
-    """(config, sizes): bytes that a lane needs at least, by what they are for and the setting that
-    they follow from, known without making any array. A run that cannot fit is refused by this."""
+    """(config, sizes): the least bytes that a lane needs, by purpose and the settings behind them,
+    computed without allocating an array. A run that cannot fit is refused by this."""
     settings: type | None = None
     """A settings class of its own: `config.own`, flags `--NAME.field`."""
     sections: tuple[str, ...] = ()
-    """Which of the common sections it reads: flags of the others are refused."""
+    """Which of the common settings it reads: whole sections ("net") or single ones ("learn.batch").
+    A run that changes another one is refused."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Common settings that have another default for this agent: {"learn.batch": 256}."""
 
@@ -80,7 +81,7 @@ AGENTS: dict[str, Agent] = {}
 
 
 def register(name: str, agent: Agent) -> None:
-    """Make an agent known by a name: `ace train TASK --agent NAME`."""
+    """Register an agent under a name: `ace train TASK --agent NAME`."""
     if not name.isidentifier():
         raise ValueError(f"agent name {name!r} must be letters, digits and _")
     AGENTS[name] = agent

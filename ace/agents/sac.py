@@ -1,8 +1,8 @@
 """Soft actor-critic: no model, no planner, no memory. It learns from single transitions, with twin
 critics, a squashed Gaussian policy and a temperature that holds the policy's entropy at a target
 (https://arxiv.org/abs/1812.05905). Networks and settings are those of the public runs that the
-field compares with on the DeepMind Control Suite (denisyarats/pytorch_sac). Computes in float32:
-of `precision` it takes the matmuls only."""
+field compares with on the DeepMind Control Suite (denisyarats/pytorch_sac). It computes in
+float32; `precision` sets only that of its matrix products."""
 
 import math
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from ace import replay
 from ace.agents.contract import Agent, Sizes
 from ace.method import nets
 from ace.method.learner import adam, choose, optimise
+from ace.method.losses import smaller
 from ace.method.model import action_normal
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.settings import keys
@@ -27,7 +28,7 @@ PARTS = ("critics", "policy", "temperature")  # each with an optimiser of its ow
 @settings
 @dataclass(frozen=True)
 class SacConfig:
-    """What soft actor-critic has beside the common settings."""
+    """Settings of soft actor-critic besides the common ones."""
 
     init_temperature: float = 0.1
     """alpha at the start: what a nat of entropy is worth, in units of reward."""
@@ -84,7 +85,7 @@ def init(config: Config, seed: int, sizes: Sizes) -> SacState:
 
 
 def _critic_init(rng: nets.Rng, obs: int, action: int, width: int) -> Params:
-    # The first layer in two parts, so that observations and actions can be padded by themselves.
+    # The first layer is split, so that observations and actions can be padded separately.
     first = nets.orthogonal(rng, obs + action, width)
     return {
         "obs": {"w": first[:obs], "b": np.zeros(width, np.float32)},
@@ -95,7 +96,7 @@ def _critic_init(rng: nets.Rng, obs: int, action: int, width: int) -> Params:
 
 
 def pad(config: Config, state: SacState, sizes: Sizes) -> SacState:
-    """The same agent for larger observations and actions, whose new numbers are always zero."""
+    """The same agent for larger observations and actions, whose new entries are always zero."""
     obs, action = ("obs", None), ("action", None)
     axes: dict[tuple[str, ...], tuple] = {
         ("critics", "obs", "w"): (-2, (obs,)),
@@ -116,15 +117,6 @@ def value(p: Params, obs: jax.Array, action: jax.Array) -> jax.Array:
         return nets.linear(p["out"], jax.nn.relu(nets.linear(p["mid"], x))).squeeze(-1)
 
     return jax.vmap(one)(p)
-
-
-def lower(q: jax.Array) -> jax.Array:
-    """The smaller of two values [2, ...].
-
-    Chosen by a comparison: the gradient of `min` looks for the values that equal the result, and
-    finds none, which makes it NaN, where XLA computes them a second time with another rounding.
-    """
-    return jnp.where(q[0] < q[1], q[0], q[1])
 
 
 def gaussian(own: SacConfig, p: Params, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -158,7 +150,7 @@ def act(
     key: jax.Array,
     train: bool,
 ) -> tuple[jax.Array, tuple]:
-    """A sample of the policy; its mean where nothing is learned from it."""
+    """A sample of the policy in training, its mean in evaluation."""
     mean, log_std = gaussian(lane.config.own, acting["policy"], obs)
     eps = action_normal(key, (), lane.action_mask) if train else jnp.zeros_like(mean)
     return squashed(mean, log_std, eps, lane.action_mask)[0], memory
@@ -190,8 +182,8 @@ def learn(
     """One gradient step of the critics, then of the policy through them, then of the temperature;
     also the critics' errors [B]. eps [2, B, A] are the draws for the next actions and for these.
 
-    Where the critics' gradient is not finite nothing moves but the counts, where the policy's or
-    the temperature's is not, that part stays.
+    If the critics' gradient is not finite, only the counters change; if the policy's or the
+    temperature's is not, that part stays unchanged.
     """
     own, rates, mask = lane.config.own, lane.config.learn, lane.action_mask
     obs, next_obs = batch.obs
@@ -199,7 +191,7 @@ def learn(
     weight = batch.weight * batch.mask[0]
 
     next_action, next_log = squashed(*gaussian(own, state.params["policy"], next_obs), eps[0], mask)
-    next_value = lower(value(state.target["critics"], next_obs, next_action)) - alpha * next_log
+    next_value = smaller(value(state.target["critics"], next_obs, next_action)) - alpha * next_log
     y = batch.reward[0] + rates.discount * batch.continues[0] * next_value
 
     def critic_loss(part: Params) -> tuple[jax.Array, tuple]:
@@ -208,7 +200,7 @@ def learn(
 
     def policy_loss(part: Params) -> tuple[jax.Array, jax.Array]:
         action, log = squashed(*gaussian(own, part["policy"], obs), eps[1], mask)
-        q = lower(value(new["critics"], obs, action))
+        q = smaller(value(new["critics"], obs, action))
         return jnp.mean(batch.mask[0] * (alpha * log - q)), log
 
     def temperature_loss(part: Params) -> jax.Array:
@@ -291,14 +283,21 @@ AGENT = Agent(
     acting_part=lambda state: {"policy": state.params["policy"]},
     footprint=footprint,
     settings=SacConfig,
-    sections=("net", "learn", "replay"),
+    sections=(
+        "net.mlp",
+        *(f"learn.{name}" for name in ("batch", "discount", "updates_per_step", "update_mode")),
+        *(f"learn.{name}" for name in ("learning_rate", "policy_learning_rate", "grad_clip")),
+        *(f"learn.{name}" for name in ("beta1", "beta2", "weight_decay")),
+        *(f"learn.{name}" for name in ("target_momentum", "target_period")),
+        "replay",
+    ),
     defaults={  # of the public runs
         "precision": "f32",
         "net.mlp": 1024,
         "learn.batch": 1024,
         "learn.learning_rate": 1e-4,
         "learn.policy_learning_rate": 1e-4,
-        "learn.grad_clip": 1e9,  # none
+        "learn.grad_clip": 1e9,  # no clipping
         "learn.target_momentum": 0.995,
         "learn.target_period": 2,
         "replay.priority_power": 0.0,

@@ -10,12 +10,12 @@ from ace.envs.api import EnvError, TaskError
 from ace.envs.pool.vector import EnvRequest, VectorEnv
 from ace.envs.registry import FAMILIES, OWN, get_spec
 
-SECONDS = 60.0  # for each answer of an environment while it is tried
+SECONDS = 60.0  # timeout of each answer while an environment is tried
 STEPS = 2
 
 
 def notes(task: str) -> list[str]:
-    """Give one line for each thing that a run of the task should say at its start."""
+    """Lines about a task that a run should print at its start."""
     return list(_notes(task))
 
 
@@ -31,7 +31,7 @@ def _notes(task: str) -> tuple[str, ...]:
             f"task {task} has no time limit: its episodes are cut after"
             f" {spec.max_episode_steps:,} environment steps; {how} to choose another"
         )
-    # The families of this package repeat themselves: tests say so.
+    # This package's families repeat themselves: tests check that.
     if family not in OWN and not repeats_itself(task):
         found.append(
             f"task {task} does not repeat itself under a seed: runs of it cannot be repeated or"
@@ -41,10 +41,10 @@ def _notes(task: str) -> tuple[str, ...]:
 
 
 def repeats_itself(task: str) -> bool:
-    """Whether two environments of one seed, each started twice, show the same beginning.
+    """Whether two environments of one seed, each started twice, give the same first steps.
 
-    They run in a worker process, since trying may crash or hang. Where it fails, nothing is known:
-    the run itself will tell.
+    They run in a worker process, since a trial may crash or hang. A trial that fails counts as
+    true: the run itself will report the failure.
     """
     spec, twice = get_spec(task), [EnvRequest(task, 0, 1, "try of its seeds")] * 2
     actions = np.random.default_rng(0).uniform(-1, 1, (STEPS, 1, spec.action_size))

@@ -23,7 +23,7 @@ class TaskError(ValueError):
 class Number(NamedTuple):
     """A named number that a task gives at every step, such as `success`.
 
-    `over` says how it is summed up over the steps of an episode and, before that, over the repeats
+    `over` is how it is aggregated over the steps of an episode and, before that, over the repeats
     of one action.
     """
 
@@ -61,20 +61,20 @@ class EnvSpec:
     action_size: int
     max_episode_steps: int | None  # None: unknown
     fixed_length: bool = False  # every episode lasts exactly max_episode_steps
-    numbers: tuple[Number, ...] = ()  # what every step tells beside the reward
+    numbers: tuple[Number, ...] = ()  # named numbers of every step
     goal: Goal | None = None
-    # Lowest and highest action of the simulator, which -1 and 1 stand for; None: these themselves.
+    # Actions of the simulator that -1 and 1 are mapped to; None if they are -1 and 1.
     action_bounds: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-    assumed_limit: bool = False  # the task has no time limit: max_episode_steps is ours
+    assumed_limit: bool = False  # the task has no time limit: max_episode_steps is our default
 
 
 class StepResult(NamedTuple):
-    """What one step gives; at the end of an episode `obs` is still the true next observation."""
+    """The result of one step; at the end of an episode `obs` is the true next observation."""
 
     obs: np.ndarray  # float32 [obs_size]
     reward: float
-    terminated: bool  # the task ended: the value of what follows is zero
-    truncated: bool  # time ran out: the value of what follows is not zero
+    terminated: bool  # the task ended: the value of the next state is zero
+    truncated: bool  # time ran out: the value of the next state is not zero
     numbers: tuple[float, ...] = ()  # in the order of EnvSpec.numbers
 
 
@@ -157,8 +157,8 @@ class ActionRepeat(EnvWrapper):
             raise ValueError(f"action repeat is {times}; it must be at least 1")
         super().__init__(env)
         self.times = times
-        # Some environments repeat cheaper on their own: step_repeat(action, times) -> StepResult.
-        # They also combine their numbers on their own.
+        # An environment may have a cheaper step_repeat(action, times) -> StepResult, which also
+        # combines its numbers.
         self._step_repeat = getattr(env, "step_repeat", self._step_in_loop)
 
     def step(self, action: np.ndarray) -> StepResult:
@@ -192,7 +192,7 @@ class Checked(EnvWrapper):
         return obs
 
     def step(self, action: np.ndarray) -> StepResult:
-        """Apply one action and check what comes back."""
+        """Apply one action and check the result."""
         result = self.env.step(action)
         check_obs(result.obs, self.spec.obs_size)
         check_reward(result.reward)
@@ -235,7 +235,7 @@ def check_values(numbers: Sequence[float], spec: EnvSpec) -> None:
 
 
 def combine(numbers: Sequence[Number], steps: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-    """Sum up the numbers of several steps, each by its own rule."""
+    """Aggregate the numbers of several steps, each by its own rule."""
     return tuple(
         _summed_up(number.over, values)
         for number, values in zip(numbers, zip(*steps, strict=True), strict=True)

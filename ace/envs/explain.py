@@ -1,4 +1,4 @@
-"""Errors of someone else's code in one line: what went wrong, and in which line of theirs."""
+"""One-line descriptions of errors in code outside this package: what went wrong, and where."""
 
 import importlib
 import sysconfig

@@ -1,5 +1,5 @@
-"""Goals inside observations: whether a task's declaration of its goal holds, and observations with
-another goal in the place of their own, for replay in hindsight."""
+"""Goals inside observations: the check of a task's goal declaration, and relabelling observations
+with another goal for hindsight replay."""
 
 import itertools
 import pickle
@@ -52,7 +52,7 @@ def _check_rule(spec: EnvSpec, goal: Goal) -> None:
 
 
 def relabel(goal: Goal, obs: Any, desired: Any, xp: ModuleType = np) -> Any:
-    """Give observations [..., O] with other desired goals [..., G], and the error that follows.
+    """Observations [..., O] with other desired goals [..., G], and the error updated.
 
     Leading axes of `desired` broadcast; xp is numpy or jax.numpy.
     """
@@ -61,7 +61,7 @@ def relabel(goal: Goal, obs: Any, desired: Any, xp: ModuleType = np) -> Any:
     written = {goal.desired: desired}
     if goal.error is not None:
         written[goal.error] = desired - obs[..., slice(*goal.achieved)]
-    # Built from pieces: JAX arrays cannot be written into.
+    # Concatenate pieces: JAX arrays are immutable.
     pieces, at = [], 0
     for start, stop in sorted(written):
         pieces += [obs[..., at:start], written[start, stop]]

@@ -1,6 +1,6 @@
 """Gymnasium environments: `gym/Id` for a registered one, `package.module:function` for a callable
 that returns one. Box observations are flattened and Box actions rescaled from [-1, 1]; every other
-space is refused with a word on what to do."""
+space is refused with advice on what to do."""
 
 import difflib
 import importlib
@@ -21,7 +21,7 @@ class GymEnv:
 
     def __init__(self, task: str, env: Any, seed: int) -> None:
         self._env = env
-        # gymnasium is seeded by a reset, so the seed waits for the first one.
+        # gymnasium takes a seed at reset, so this one is kept until the first reset.
         self._first_seed: int | None = seed
         obs_size = _obs_size(task, env.observation_space)
         self._low, self._high = _action_bounds(task, env.action_space)
@@ -64,7 +64,7 @@ class GymEnv:
         frame = self._env.render()
         if not isinstance(frame, np.ndarray) or frame.ndim != 3:
             raise EnvError(
-                f"{self.spec.task} gave no picture; make it with render=True, or return an"
+                f"{self.spec.task} rendered no picture; make it with render=True, or return an"
                 " environment with render_mode='rgb_array' from your function"
             )
         rows = np.arange(height) * frame.shape[0] // height
@@ -81,7 +81,7 @@ def make_env(name: str, seed: int, render: bool = False) -> GymEnv:
     gymnasium = _gymnasium()
     check_id(name)
     mode = "rgb_array" if render else None
-    # The checker of gymnasium costs half of the time of a light task; ours stays on.
+    # gymnasium's checker takes half of the time of a light task; `Checked` stays on.
     try:
         env = gymnasium.make(name, render_mode=mode, disable_env_checker=True)
     except Exception as error:
@@ -241,7 +241,7 @@ def _float(what: str, value: Any) -> float:
 
 def _flatten(obs: Any) -> np.ndarray:
     try:
-        # A copy, since some environments return the array that they go on changing.
+        # A copy, since some environments return an array that they change later.
         return np.array(obs, dtype=np.float32).reshape(-1)
     except (TypeError, ValueError) as error:
         raise EnvError(
@@ -251,7 +251,7 @@ def _flatten(obs: Any) -> np.ndarray:
 
 
 def _kind(value: Any) -> str:
-    """Name a value that is not what it should be, in a few words."""
+    """A short description of a value of the wrong type."""
     if isinstance(value, tuple):
         return f"a tuple of {len(value)} ({', '.join(type(v).__name__ for v in value)})"
     if isinstance(value, np.ndarray):

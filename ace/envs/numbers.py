@@ -1,5 +1,5 @@
-"""The named numbers of running episodes: one value per number and episode, kept step by step, by
-the rule that the task's spec gives."""
+"""The named numbers of running episodes: one value per number and episode, updated at every step by
+the rule in the task's spec."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 
 from ace.envs.api import EnvSpec, Over, TaskError
 
-# Columns that train.csv and eval.csv have anyway.
+# Columns that train.csv and eval.csv always have.
 RESERVED = (
     "lane",
     "seed",
@@ -90,7 +90,7 @@ class EpisodeNumbers:
         """Begin new episodes in some rows (indices, or bool [N]), or in all."""
         chosen = slice(None) if rows is None else np.asarray(rows)
         if not isinstance(chosen, slice) and chosen.size == 0:
-            return  # an empty list would become an array of floats, which is no index
+            return  # an empty list becomes a float array, which cannot index
         self._values[chosen] = 0.0
         self._steps[chosen] = 0
 
@@ -104,7 +104,7 @@ class EpisodeNumbers:
         ]
 
     def load(self, state: Sequence[Any]) -> None:
-        """Go on from what `state` gave."""
+        """Restore what `state` returned."""
         if [len(values) for _, values in state] != [len(numbers) for numbers in self._declared]:
             raise ValueError(
                 "the saved numbers of running episodes are those of other tasks; continue with"

@@ -185,7 +185,7 @@ class Reach(ProbeEnv):
 class Long(ProbeEnv):
     """Episodes of random length 1 to 12; the observation is (name of the episode, step in it).
 
-    So any segment that crosses the end of an episode is seen in the data.
+    So a segment that crosses the end of an episode shows in the data.
     """
 
     obs_size = 2
@@ -200,7 +200,7 @@ class Long(ProbeEnv):
         return np.array([self.rng.random(), 0], np.float32)
 
     def advance(self, action: np.ndarray) -> tuple[float, bool, bool]:
-        """Count on; the end is a termination or a truncation with equal chance."""
+        """Count the step; the end is a termination or a truncation with equal chance."""
         self.state = np.array([self.state[0], self.count], np.float32)
         reward = self.rng.normal()
         if self.count < self.end:

@@ -31,7 +31,7 @@ def make(task: str, seed: int, action_repeat: int = 1, render: bool = False) -> 
 
 
 def register_family(name: str, module: str) -> None:
-    """Add the tasks `name/...` of a module, given by the name under which it is imported."""
+    """Register the tasks `name/...` of a module, given by its import path."""
     if not name.isidentifier():
         raise TaskError(f"family name {name!r}: name it with letters, digits and _")
     if name == "gym" or FAMILIES.get(name, module) != module:
@@ -79,7 +79,7 @@ def validate(task: str) -> None:
 
 
 def check_sizes(spec: EnvSpec) -> None:
-    """Raise TaskError where there is nothing to observe or nothing to choose."""
+    """Raise TaskError if observations or actions are empty."""
     for what, size in (("observations", spec.obs_size), ("actions", spec.action_size)):
         if size < 1:
             raise TaskError(f"task '{spec.task}' has {what} of size {size}; give them an entry")

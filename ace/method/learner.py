@@ -19,7 +19,7 @@ from ace.settings.config import Config, LearnConfig
 def init(config: Config, seed: int, sizes: tuple[int, int]) -> LearnerState:
     """The learner of one lane for (observation, action) sizes.
 
-    Mostly NumPy arrays: many small operations on a device would take longer than the rest.
+    The arrays are mostly NumPy: dispatching many small operations to a device takes longer.
     """
     rng = np.random.default_rng(keys.host_seed(seed, "init"))
     params, stats = model.init(rng, config, *sizes)
@@ -36,7 +36,7 @@ def init(config: Config, seed: int, sizes: tuple[int, int]) -> LearnerState:
 
 
 def pad(config: Config, state: LearnerState, sizes: tuple[int, int]) -> LearnerState:
-    """The same learner for larger observations and actions, whose new numbers are always zero."""
+    """The same learner for larger observations and actions, whose new entries are always zero."""
     return nets.pad(state, model.axes(config), dict(zip(("obs", "action"), sizes, strict=True)))
 
 
@@ -48,7 +48,7 @@ def split(params: Params) -> tuple[Params, Params]:
 def adam(
     learn: LearnConfig, rate: jax.Array | float = 0.0, decays: Any = None
 ) -> optax.GradientTransformation:
-    """AdamW after clipping by the global norm (3.5); `decays` says which numbers decay."""
+    """AdamW after clipping by the global norm (3.5); `decays` marks the weights that decay."""
     decay = optax.stateless(
         lambda changes, params: jax.tree.map(
             lambda c, p, d: c + jnp.where(d, learn.weight_decay, 0.0) * p, changes, params, decays
@@ -79,8 +79,8 @@ def update(
 ) -> tuple[LearnerState, jax.Array, Metrics]:
     """One update; returns the new state, the priorities of the segments and metrics.
 
-    A lane that is not active stays as it is. Where the model's gradient is not finite nothing moves
-    but the counts, where the policy's is not the policy stays.
+    A lane that is not active stays unchanged. If the model's gradient is not finite, only the
+    counters change; if the policy's is not, the policy stays unchanged.
     """
     config, learn = lane.config, lane.config.learn
     key = keys.key(lane.seed, "update", state.update_step)
@@ -89,7 +89,7 @@ def update(
     )
     params, target = cast(config, state.params), cast(config, state.target)
 
-    # Encode all target observations: cutting the first ones off beforehand would copy the rest.
+    # Encode all target observations: slicing off the first step beforehand would copy the rest.
     latents = Latents(model.encode(params, batch.obs), model.encode(target, batch.obs)[1:])
     novelty, found, novelty_stats = novelty_of(config, params, state, latents, batch)
     weight = learn.novelty_ramp.at(learn.novelty_weight, agent_step, config.seed_steps)
@@ -252,8 +252,8 @@ def policy_loss_of(
 def optimise(
     learn: LearnConfig, rate: Any, grads: Params, opt: Any, params: Params, active: jax.Array
 ) -> tuple[Params, Any, jax.Array, jax.Array]:
-    """Parameters and optimiser after a step, the gradient's norm, and whether the step was made:
-    not where it is not active or the gradient is not finite."""
+    """Parameters and optimiser after a step, the gradient's norm, and whether the step was made: it
+    is skipped if the lane is not active or the gradient not finite."""
     optimiser: Any = adam(learn, rate, matrices(params))
     changes, new_opt = optimiser.update(grads, opt, params)
     norm = optax.tree.norm(grads)
@@ -273,5 +273,5 @@ def follow(learn: LearnConfig, state: LearnerState, params: Params, moved: jax.A
 
 
 def choose(pick: jax.Array, new: Any, old: Any) -> Any:
-    """The new tree where `pick` holds, else the old one."""
+    """The new tree where `pick` is true, else the old one."""
     return jax.tree.map(lambda a, b: jnp.where(pick, a, b), new, old)

@@ -1,5 +1,5 @@
-"""The four losses of the update. Each takes what the networks gave and returns numbers per segment
-(or a scalar for the policy); weights, clipping and gradients belong to the learner."""
+"""The four losses of the update. Each takes outputs of the networks and returns a number per
+segment (or a scalar for the policy); weights, clipping and gradients belong to the learner."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,11 @@ def value(q: jax.Array, target: jax.Array, weight: jax.Array) -> tuple[jax.Array
 
 def policy(q: jax.Array, mask: jax.Array) -> jax.Array:
     """Minus the smaller critic, summed over the H+1 latents and averaged over the batch (3.4)."""
-    # Not by `min`: its gradient divides by how many are equal to it, which is none if the compiler
-    # rounds them differently in two places.
-    smaller = jnp.where(q[0] <= q[1], q[0], q[1])
-    return -jnp.sum(jnp.mean(smaller * mask, -1))
+    return -jnp.sum(jnp.mean(smaller(q) * mask, -1))
+
+
+def smaller(q: jax.Array) -> jax.Array:
+    """The smaller of two critics [2, ...]: [...]."""
+    # Select by comparison: the gradient of `min` divides by the number of values equal to the
+    # result, which is zero if XLA computes them twice with different rounding.
+    return jnp.where(q[0] <= q[1], q[0], q[1])

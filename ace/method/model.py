@@ -62,7 +62,7 @@ def _critic_init(rng: nets.Rng, n_in: int, width: int) -> Params:
 
 
 def axes(config: Config) -> nets.Axes:
-    """Where observations, latents and actions meet the parameters; actions stand last."""
+    """The axes of parameters that run over observations, latents and actions; actions last."""
     obs, action = ("obs", None), ("action", None)
     latent, belief = ("latent", config.net.latent), ("belief", config.net.belief)
     found: dict[tuple[str, ...], tuple] = {
@@ -82,7 +82,7 @@ def axes(config: Config) -> nets.Axes:
 
 
 def cast(config: Config, params: Params) -> Params:
-    """Parameters as the networks of an update or a plan take them."""
+    """Parameters in the types that an update or a plan computes with."""
     return nets.cast(params, DTYPES[config.precision], axes(config))
 
 
@@ -94,21 +94,21 @@ def join(*parts: jax.Array) -> jax.Array:
 def encode(params: Params, obs: jax.Array) -> jax.Array:
     """z = h(s): [..., O] -> [..., latent]."""
     p = params["encoder"]
-    # All digits of the input count here: observations are not normalised, and what is rounded off
-    # before a sum is lost.
+    # Multiply in full precision: observations are not normalised, so rounding them before the sum
+    # can erase differences that matter.
     with jax.default_matmul_precision("highest"):
         x = nets.dense_layer_norm(p["in"], p["norm"], obs, "elu", p["out"]["w"].dtype)
     return nets.linear(p["out"], x)
 
 
 def believe(params: Params, z: jax.Array, action: jax.Array, b: jax.Array | None) -> jax.Array:
-    """b' = f(z, a, b); a belief that is not given is zero."""
+    """b' = f(z, a, b); a belief of None is zero."""
     return nets.ln_gru(params["cell"], join(z, action), b)
 
 
 @replaceable
 def no_belief(params: Params, z: jax.Array) -> jax.Array | None:
-    """The belief before anything has happened: zeros."""
+    """The belief at the start of a rollout: zeros."""
     return jnp.zeros((*z.shape[:-1], params["cell"]["wh"].shape[-2]), z.dtype)
 
 
@@ -135,7 +135,7 @@ def _norm_mlp_train(p: Params, x: jax.Array) -> tuple[jax.Array, Params]:
 
 
 def reward(params: Params, z: jax.Array, b: jax.Array, action: jax.Array, b_next: jax.Array):
-    """r(z, a, b): the new belief holds all three (D1), unless the head was built for them."""
+    """r(z, a, b), from the new belief, which depends on all three, or from z, a, b (D1)."""
     p = params["reward"]
     x = b_next if p["in"]["w"].shape[-2] == b_next.shape[-1] else join(z, b, action)
     return nets.dense_head(p["mid"], None, p["out"], nets.dense_elu(p["in"], x))
@@ -167,7 +167,7 @@ def imagine(
     params: Params, stats: Params, z: jax.Array, b: jax.Array | None, actions: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Latents and beliefs [H, N, .] after every step of N sequences [H, N, A] from one latent and
-    one belief, for acting; a belief that is None is zero."""
+    one belief, for acting; a belief of None is zero."""
 
     def step(carry: tuple, action: jax.Array) -> tuple[tuple, tuple]:
         z, b = carry
@@ -204,7 +204,7 @@ def move(params: Params, stats: Params, z, b, action: jax.Array) -> tuple[jax.Ar
 
 
 def repeat(params: Params, z: jax.Array, b: jax.Array | None, count: int) -> tuple:
-    """A latent and a belief for so many candidates."""
+    """A latent and a belief, repeated for `count` candidates."""
     start = z, no_belief(params, z) if b is None else b
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, x.shape[-1])), start)
 

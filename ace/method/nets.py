@@ -13,8 +13,8 @@ from ace.method.types import Params
 
 Rng = np.random.Generator
 Axes = Mapping[tuple[str, ...], tuple[int, Sequence[tuple[str, int | None]]]]
-"""Of a leaf, given by its path: an axis, and the names and sizes of what lies along it, in order;
-a size that is None is the rest of the axis."""
+"""From a leaf's path to an axis and the names and sizes of its consecutive parts; a size of None is
+the rest of the axis."""
 LOG2E = 1.4426950408889634
 GRU_EPS = 1e-3
 
@@ -69,7 +69,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {"elu": elu, "tanh": 
 def bias_norm_act(
     act: str, b: jax.Array, norm: Params | None, x: jax.Array, dtype: Any
 ) -> jax.Array:
-    """act(layer_norm(x + b)) in a type; computed in float32, without the norm if it is None."""
+    """act(layer_norm(x + b)) as `dtype`, computed in float32; without the norm if it is None."""
     x = x.astype(jnp.float32) + b
     if norm is not None:
         x = normed(x) * norm["scale"] + norm["bias"]
@@ -84,7 +84,7 @@ def dense_elu(p: Params, x: jax.Array) -> jax.Array:
 
 @replaceable
 def dense_out(p: Params, out: Params, x: jax.Array) -> jax.Array:
-    """elu(x W + b) w + c of a few columns w, in float32."""
+    """elu(x W + b) w + c with a few columns w, in float32."""
     return linear_f32(out, dense_elu(p, x))
 
 
@@ -92,7 +92,7 @@ def dense_out(p: Params, out: Params, x: jax.Array) -> jax.Array:
 def dense_layer_norm(
     p: Params, norm: Params, x: jax.Array, act: str, dtype: Any = None
 ) -> jax.Array:
-    """act(layer_norm(x W + b)) in a type, that of x if None."""
+    """act(layer_norm(x W + b)) as `dtype`, by default that of x."""
     return bias_norm_act(act, p["b"], norm, x @ p["w"], dtype or x.dtype)
 
 
@@ -104,7 +104,7 @@ def twin_layer_norm(p: Params, norm: Params, x: jax.Array, act: str) -> jax.Arra
 
 @replaceable
 def dense_head(p: Params, norm: Params | None, out: Params, x: jax.Array) -> jax.Array:
-    """elu(layer_norm(x W + b)) w + c of a single column w, without the norm if it is None: [...],
+    """elu(layer_norm(x W + b)) w + c with a single column w, without the norm if it is None: [...],
     float32."""
     y = bias_norm_act("elu", p["b"], norm, x @ p["w"], x.dtype)
     return linear_f32(out, y).squeeze(-1)
@@ -114,7 +114,7 @@ def dense_head(p: Params, norm: Params | None, out: Params, x: jax.Array) -> jax
 def dense_batch_norm(p: Params, norm: Params, x: jax.Array) -> tuple[jax.Array, Params]:
     """elu(batch_norm(x W + b)) over axis -2 with the batch's own statistics, returned too.
 
-    The norm takes the bias b away again, so it only enters the statistics and never moves.
+    The norm cancels the bias b, so b only enters the statistics and never gets a gradient.
     """
     y, mean, var = batch_normed_elu(norm["scale"], norm["bias"], x @ p["w"])
     return y, {"mean": mean.squeeze(-2) + p["b"], "var": var.squeeze(-2)}
@@ -180,7 +180,7 @@ def ln_gru(p: Params, x: jax.Array, b: jax.Array | None) -> jax.Array:
 def gru_gates(
     parts: Sequence[jax.Array], b: jax.Array | None, scale: jax.Array, bias: jax.Array
 ) -> jax.Array:
-    """The new belief [..., D] of a GRU's products.
+    """The new belief [..., D] from the matrix products of a GRU.
 
     `parts` are the sums of input and hidden products for reset and update, and the input product of
     the candidate; with an old belief also the candidate's hidden product, which the reset gate
@@ -204,8 +204,8 @@ def scan(step: Callable, carry: Any, xs: Any) -> tuple[Any, Any]:
 
 @replaceable
 def cast(params: Params, dtype: Any, axes: Axes) -> Params:
-    """Matrices in the type of the activations; norms and biases stay in float32, and so does a
-    matrix that meets raw observations, which `axes` tells."""
+    """Matrices in the type of the activations; norms, biases and the matrices that multiply raw
+    observations, according to `axes`, stay in float32."""
 
     def one(path: tuple, x: jax.Array) -> jax.Array:
         _, parts = axes.get(path_names(path), (0, ()))
@@ -216,18 +216,18 @@ def cast(params: Params, dtype: Any, axes: Axes) -> Params:
 
 
 def path_names(path: tuple) -> tuple[str, ...]:
-    """The keys of the dictionaries on the way to a leaf."""
+    """The dictionary keys along the path of a leaf."""
     return tuple(k.key for k in path if isinstance(k, jax.tree_util.DictKey))
 
 
 def is_matrix(path: tuple) -> bool:
-    """Whether a leaf of the parameters, given by its path, is a weight matrix."""
+    """Whether the parameter at a path is a weight matrix."""
     return path_names(path)[-1] in ("w", "wi", "wh")
 
 
 def pad(tree: Any, axes: Axes, sizes: Mapping[str, int]) -> Any:
-    """A tree of host arrays with zeros where parts of an axis have grown to `sizes`; these parts
-    are the rest of their axis, and stand last on it.
+    """A tree of host arrays, padded with zeros where the last part of an axis grows to its size in
+    `sizes`.
 
     Padded inputs are always zero, so the new weights get no gradient and never move: a padded lane
     computes what the unpadded one does.

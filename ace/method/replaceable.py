@@ -1,7 +1,7 @@
-"""The one door between the method and the engine.
+"""The only interface through which the engine changes the method.
 
 The method is written in plain functions. Those marked `replaceable` may have a faster form of the
-same signature; whoever traces a program chooses the forms with `replaced`, and the method itself
+same signature; the code that traces a program installs it with `replaced`, and the method itself
 never asks what device it runs on.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 Table = Mapping[str, Callable[..., Any]]
-# Of this thread only: programs are traced in several threads at the same time.
+# Thread-local: programs are traced in several threads at the same time.
 _TABLE: ContextVar[Table | None] = ContextVar("replaced", default=None)
 
 
@@ -42,7 +42,7 @@ def replaceable(plain: Callable[P, R]) -> Replaceable[P, R]:
 
 @contextmanager
 def replaced(table: Table) -> Iterator[None]:
-    """Use the functions of a table, named as `nets.linear`, in the place of plain ones."""
+    """Call the functions of a table, with names such as `nets.linear`, instead of plain ones."""
     before = _TABLE.set(table)
     try:
         yield

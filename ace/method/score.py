@@ -1,5 +1,5 @@
-"""What a sequence of actions is worth in the learned model (2.1): the sum of its predicted rewards
-and the novelty-aware value of where it ends."""
+"""The value of an action sequence in the learned model (2.1): the sum of its predicted rewards and
+the novelty-aware value of its last latent."""
 
 from typing import NamedTuple
 
@@ -51,7 +51,7 @@ def follow(
 ) -> Ends:
     """Where sequences [H, N, A] lead.
 
-    All H steps are rolled out; the working horizon only selects what counts.
+    All H steps are rolled out; the working horizon only selects the steps that count.
     """
     z_next, b_next = model.imagine(params, stats, z, b, actions)
     return _ends(config, params, z, b, actions, z_next, b_next, horizon)

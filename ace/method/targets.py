@@ -16,7 +16,7 @@ def similarity_error(prediction: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def init_moments() -> Moments:
-    """Mean 0, variance 1, and next to no weight."""
+    """Mean 0, variance 1, and almost no weight."""
     return Moments(jnp.zeros(()), jnp.ones(()), jnp.float32(1e-4))
 
 
@@ -32,7 +32,7 @@ def merge_moments(
     mean = jnp.sum(error * mask) / n
     var = jnp.sum(jnp.square(error - mean) * mask) / jnp.maximum(n - 1, 1)
     if learn.novelty_moments == "ema":
-        # The first batch replaces the starting values, which mean nothing.
+        # The first batch replaces the starting values, which are arbitrary.
         keep = jnp.where(moments.count < 1, 0.0, learn.novelty_ema)
         square = keep * (moments.var + moments.mean**2) + (1 - keep) * (var + mean**2)
         new_mean = keep * moments.mean + (1 - keep) * mean

@@ -16,7 +16,7 @@ class Lane(NamedTuple):
     seed: jax.Array
     config: Config
     action_mask: jax.Array  # [A] 1 for real action dimensions, 0 for padding
-    constants: Any  # what the agent made of the lane's settings, once, on the host
+    constants: Any  # result of `Agent.constants`, made once on the host
 
 
 class Transition(NamedTuple):
@@ -24,7 +24,7 @@ class Transition(NamedTuple):
 
     action: Any  # [A]
     reward: Any
-    terminated: Any  # the value of what follows is zero
+    terminated: Any  # the value of the next state is zero
     done: Any  # terminated or out of time
     final_obs: Any  # [O] the true next observation
     obs: Any  # [O] the one to act on next: the first of the next episode if done

@@ -1,7 +1,7 @@
-"""What a planner is, and the table of those that ship with the package.
+"""The contract of a planner, and the planners that ship with the package.
 
-Planners search action sequences without knowing what a model is: they are handed a score and the
-sequences that a policy proposes. A new one is a file that makes a `Planner` and registers it
+Planners search action sequences without knowing the model: they receive a score and the sequences
+that a policy proposes. A new one is a file that makes a `Planner` and registers it
 (docs/extend.md).
 """
 

@@ -1,6 +1,6 @@
 """The cross-entropy method as in TD-MPC (2.4): start wide, sample the same number of sequences in
-every iteration, add the policy's proposals, keep the elites, refit. Unlike iCEM it carries no
-elites on and never tries the mean itself, so it does not read `plan.variant`, `plan.init_std`,
+every iteration, add the policy's proposals, keep the elites, refit. Unlike iCEM it reuses no
+elites and never evaluates the mean itself, so it does not read `plan.variant`, `plan.init_std`,
 `plan.population_decay` and `plan.elite_reuse`."""
 
 import jax
@@ -8,7 +8,15 @@ import jax.numpy as jnp
 
 from ace.method.noise import noise_maps
 from ace.planners.contract import Context, Planner, Score
-from ace.planners.icem import choose, draw_noise, elite_weights, fit, sample, select_elites, shift
+from ace.planners.sequences import (
+    draw_noise,
+    elite_weights,
+    execute,
+    fit,
+    sample,
+    select_elites,
+    shift,
+)
 from ace.settings.config import Config, PlanConfig
 
 INIT_STD = 2.0  # at the start of each plan: most samples lie at the bounds of the actions
@@ -51,11 +59,7 @@ def plan(
         fitted, std = fit(chosen, weights, floor, p.max_std)
         mean = p.momentum * mean + (1 - p.momentum) * fitted
 
-    action = choose(p.select if train else p.select_eval, pick, chosen, weights, mean)
-    if train:
-        action = action + p.act_noise * std[0] * act_noise
-    if config.parity.clip_action:
-        action = jnp.clip(action, -1.0, 1.0)
+    action = execute(config, train, pick, chosen, weights, mean, std[0] * act_noise)
     return action * x.mask, mean
 
 

@@ -1,4 +1,4 @@
-"""The contract of a planner and the table that `plan.planner` chooses from."""
+"""The contract of a planner and the table that `plan.planner` selects from."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,21 +7,21 @@ import jax
 
 from ace.settings.config import Config
 
-Memory = Any  # what a planner hands to itself from step to step of an episode; may be ()
+Memory = Any  # what a planner keeps from step to step of an episode; may be ()
 Score = Callable[[jax.Array, slice, int], jax.Array]
 """(actions [H, N, A], proposed, call) -> values [N]. `proposed` is the slice of the N sequences
-that holds the first proposals, unchanged, which may have been rolled out before; it may be empty.
-`call` counts the calls of one plan: a score that is random draws other numbers in each."""
+that holds the first proposals, unchanged, which may be rolled out already; it may be empty. `call`
+is the index of the call in one plan: a stochastic score draws new numbers in each."""
 
 
 class Context(NamedTuple):
     """What one plan depends on besides the settings, the score and the proposals."""
 
-    first: jax.Array  # whether an episode begins here: the memory is of another one then
-    horizon: jax.Array  # working horizon, 1..H: what lies past it does not count
+    first: jax.Array  # whether an episode begins: the memory is then from another one
+    horizon: jax.Array  # working horizon, 1..H: steps past it do not count
     agent_step: jax.Array  # for schedules
     mask: jax.Array  # [A] real action dimensions
-    constants: Any  # what `Planner.constants` made
+    constants: Any  # result of `Planner.constants`
 
 
 class Planner(NamedTuple):
@@ -37,12 +37,12 @@ class Planner(NamedTuple):
     proposals: Callable[[Config], int]
     """M: sequences of the policy that a plan starts from; may be 0."""
     constants: Callable[[Config], Any] = lambda config: ()
-    """Arrays that follow from the settings of a lane, made once on the host."""
+    """Arrays that depend only on the settings of a lane, made once on the host."""
 
 
 PLANNERS: dict[str, Planner] = {}
 
 
 def register(name: str, planner: Planner) -> None:
-    """Make a planner known by a name: `--plan.planner NAME`."""
+    """Register a planner under a name: `--plan.planner NAME`."""
     PLANNERS[name] = planner

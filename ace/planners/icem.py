@@ -5,15 +5,23 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from ace.method.noise import noise_maps, normal
+from ace.method.noise import noise_maps
 from ace.planners.contract import Context, Planner, Score
+from ace.planners.sequences import (
+    draw_noise,
+    elite_weights,
+    execute,
+    fit,
+    sample,
+    select_elites,
+    shift,
+)
 from ace.settings.config import Config, PlanConfig
 
 
 class PlanMemory(NamedTuple):
-    """What the planner hands to itself at the next step of an episode."""
+    """What the planner keeps for the next step of an episode."""
 
     mean: jax.Array  # [H, A]
     elites: jax.Array  # [H, R, A] best first
@@ -35,7 +43,7 @@ def proposal_counts(plan: PlanConfig) -> list[int]:
 
 
 def reuse_count(plan: PlanConfig) -> int:
-    """Elites that are carried on."""
+    """Elites that are carried over."""
     return int(plan.elite_reuse * plan.elites)
 
 
@@ -78,7 +86,7 @@ def plan(
         proposed = slice(n, n + m)
         if i == p.iterations - 1:
             candidates = candidates.at[:, 0].set(mean)
-            proposed = proposed if n else slice(0, 0)  # the mean stands in the first one's place
+            proposed = proposed if n else slice(0, 0)  # the mean replaced the first proposal
         allowed = jnp.ones(candidates.shape[1], bool)
         allowed = allowed.at[n + m :].set(reusable)
         if p.variant == "mixed" and m:
@@ -95,74 +103,8 @@ def plan(
         elites = chosen[:, :reuse]
         reusable = reusable | parity.elites_at_first
 
-    action = choose(p.select if train else p.select_eval, pick, chosen, weights, mean)
-    if train:
-        action = action + p.act_noise * std[0] * act_noise
-    if parity.clip_action:
-        action = jnp.clip(action, -1.0, 1.0)
+    action = execute(config, train, pick, chosen, weights, mean, std[0] * act_noise)
     return action * x.mask, PlanMemory(mean, elites)
-
-
-def shift(sequence: jax.Array, horizon: jax.Array) -> jax.Array:
-    """One step on in time, the last working row repeated."""
-    rows = jnp.minimum(jnp.arange(sequence.shape[0]) + 1, jnp.maximum(horizon - 1, 0))
-    return sequence[rows]
-
-
-def draw_noise(x: Context, key: jax.Array, counts: list[int]):
-    """Noise of one plan: colored [H, n, A] for each count, white [A] for the action, and a uniform
-    number. All in one draw, since many small ones cost more to compile and to launch; and action
-    by action, so that padding leaves the real dimensions' numbers alone.
-    """
-    noise_map = x.constants[x.horizon]  # [H, H]
-    horizon, total = noise_map.shape[0], sum(counts)
-    normal_key, uniform_key = jax.random.split(key)
-    eps = normal(normal_key, (x.mask.shape[0], total * horizon + 1)) * x.mask[:, None]
-    steps = eps[:, :-1].reshape(eps.shape[0], total, horizon).T
-    # Sums instead of a matrix product: one so thin costs more than these where the noise is used.
-    colored = sum(noise_map[:, t, None, None] * steps[t] for t in range(horizon))
-    return (
-        jnp.split(colored, np.cumsum(counts)[:-1], axis=1),
-        eps[:, -1],
-        jax.random.uniform(uniform_key),
-    )
-
-
-def sample(mean: jax.Array, std: jax.Array, noise: jax.Array) -> jax.Array:
-    """clip(mean + std * colored noise): [H, n, A]."""
-    return jnp.clip(mean[:, None] + std[:, None] * noise, -1.0, 1.0)
-
-
-def select_elites(values: jax.Array, allowed: jax.Array, count: int):
-    """Indices and values of the best sequences, best first; non-finite values rank last."""
-    ranked = jnp.where(allowed & jnp.isfinite(values), values, -jnp.inf)
-    values, best = jax.lax.top_k(ranked, count)
-    return best, values
-
-
-def elite_weights(values: jax.Array, temperature: jax.Array | float) -> jax.Array:
-    """exp(temperature * (v - v_max)), summing to one; a sequence without a value weighs nothing."""
-    top = jnp.where(jnp.isfinite(values[0]), values[0], 0.0)
-    weights = jnp.exp(temperature * (values - top))
-    return weights / (weights.sum() + 1e-9)
-
-
-def fit(chosen: jax.Array, weights: jax.Array, floor: jax.Array, ceiling: jax.Array | float):
-    """Weighted mean and clamped deviation of the elites: [H, A] each."""
-    w = weights[:, None]
-    mean = jnp.sum(w * chosen, 1)
-    var = jnp.sum(w * jnp.square(chosen - mean[:, None]), 1)
-    return mean, jnp.clip(jnp.sqrt(var), floor, ceiling)
-
-
-def choose(how: str, pick: jax.Array, chosen: jax.Array, weights: jax.Array, mean: jax.Array):
-    """The first action of a sampled elite, of the best one, or of the mean (D6)."""
-    if how == "best":
-        return chosen[0, 0]
-    if how == "mean":
-        return mean[0]
-    index = jnp.sum(jnp.cumsum(weights) <= pick * weights.sum())
-    return chosen[0, jnp.minimum(index, weights.shape[0] - 1)]
 
 
 PLANNER = Planner(

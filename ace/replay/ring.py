@@ -1,9 +1,9 @@
 """Prioritised replay of H-step segments, on the device, for one lane.
 
-Steps lie one after the other in a ring. A slot holds an observation and what was done there; each
-episode ends in a slot that holds only its final observation. A slot becomes a possible start when
-H steps from it on are stored or its episode has ended; what would lie past the end is masked. So a
-segment never crosses an end, and every state, the last ones too, is the start of one.
+Steps are stored in order in a ring. A slot holds an observation with its action and reward; each
+episode ends with a slot that holds only its final observation. A segment can start at a slot once H
+steps from there are stored or the episode has ended; steps past the end are masked. So a segment
+never crosses the end of an episode, and every state starts one.
 """
 
 from typing import Any, NamedTuple
@@ -55,14 +55,14 @@ def size_in_bytes(capacity: int, obs_size: int, action_size: int) -> int:
 
 
 def capacity_for(steps: int, max_episode_steps: int | None, fixed_length: bool) -> int:
-    """Slots that keep a whole run of `steps`: one more per episode; any length may be 1 step."""
+    """Slots for a whole run of `steps`: one more per episode, which may be as short as a step."""
     if fixed_length and max_episode_steps:
         return steps + steps // max_episode_steps + 2
     return 2 * steps + 2
 
 
 def add(replay: Replay, step: Transition, horizon: int) -> Replay:
-    """Store one transition; new segments start with the largest priority in store (1 if none)."""
+    """Store one transition; new segments get the largest priority of all (1 if there is none)."""
     capacity = replay.obs.shape[0]
     here = replay.cursor
     after = (here + 1) % capacity  # slot of the next observation, the final one if done
@@ -91,7 +91,7 @@ def add(replay: Replay, step: Transition, horizon: int) -> Replay:
 
 
 def drop(replay: Replay, dropped: jax.Array) -> Replay:
-    """Forget the running episode where `dropped` holds; the newest observation begins the next."""
+    """Remove the running episode if `dropped`; the newest observation begins the next one."""
     capacity = replay.obs.shape[0]
     begin = (replay.cursor - replay.length) % capacity
     gone = dropped & ((jnp.arange(capacity) - begin) % capacity <= replay.length)
@@ -149,9 +149,10 @@ def set_priorities(
     active: jax.Array,
     found: Any = (),
 ) -> Replay:
-    """Write the new priorities of sampled segments, unless the lane sat this update out.
+    """Write the new priorities of sampled segments, unless the lane is inactive.
 
-    `found` is what else was made of the old ones: it comes first, so that they need no copy.
+    `found` holds arrays that read the old tree: the barrier computes them first, so that the tree
+    can be updated in place.
     """
     value = (priority + config.priority_floor) ** config.priority_power
     value = jnp.where(active & jnp.isfinite(value), value, replay.tree.sums[0][index])

@@ -1,5 +1,5 @@
-"""Priorities as the leaves of a tree with 64 children a node that keeps sums and maxima: drawing
-and changing them costs the same however much is stored."""
+"""Priorities as the leaves of a 64-ary tree of sums and maxima: drawing and updating them costs
+the same however many are in use."""
 
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ def build_tree(leaves: jax.Array) -> Tree:
 
 
 def set_leaves(tree: Tree, index: jax.Array, value: jax.Array) -> Tree:
-    """Write leaves [M] and mend the sums above; of two values for one leaf the larger wins."""
+    """Write leaves [M] and update the nodes above; of two values for a leaf the larger wins."""
     leaves = tree.sums[0].at[index].set(0.0).at[index].max(value)
     sums, maxima = [leaves], []
     largest = leaves
@@ -67,10 +67,10 @@ def draw_leaves(tree: Tree, uniform: jax.Array) -> jax.Array:
 
 
 def _descend(children: jax.Array, rest: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The child that each draw falls into, and what is left of the draw inside it.
+    """The child that each draw falls into, and the remainder of the draw inside it.
 
-    A running sum as a product with a triangular matrix is far cheaper than a scan. Rounding may
-    carry a draw past the end: it then takes the last child that has any weight.
+    The cumulative sum is a product with a triangular matrix, which is far cheaper than a scan.
+    Rounding may carry a draw past the end: it then takes the last child with a positive weight.
     """
     upper = jnp.triu(jnp.ones((FAN, FAN)))
     cumulative = jnp.matmul(children, upper, precision=jax.lax.Precision.HIGHEST)

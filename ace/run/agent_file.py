@@ -1,4 +1,4 @@
-"""The file of a run that holds what acting reads of its learners, for evaluation and export."""
+"""The agent file of a run: the acting part of its learners, for evaluation and export."""
 
 from pathlib import Path
 from typing import Any
@@ -32,5 +32,5 @@ def load_agents(folder: Path, program: Program) -> tuple[Any, int]:
 
 
 def _flat(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Names as an agent has them: `params.encoder.in.w`, not `acting.params.encoder.in.w`."""
+    """Names without a prefix: `params.encoder.in.w`, not `acting.params.encoder.in.w`."""
     return {name.removeprefix("acting.") or "acting": x for name, x in arrays.items()}

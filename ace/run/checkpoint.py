@@ -4,10 +4,10 @@ A run's `checkpoints` folder holds one folder per checkpoint, named by its agent
 of replay rows. A checkpoint has arrays in safetensors files, the rest in `manifest.json`, which is
 written last and holds the size and SHA-256 of every file it relies on. Replay rows are only ever
 appended: a checkpoint writes those since the one before, so its cost does not grow with the run.
-Everything is written beside, synced and renamed.
+Every file is written under a temporary name, synced and renamed.
 
-A folder may come from a stranger. Nothing that is loaded can run code; sizes are checked before a
-file is read, names, types and shapes before they are used; links are not followed.
+A folder may come from an untrusted source. Loading it runs no code; sizes are checked before a file
+is read, names, types and shapes before they are used; symlinks are not followed.
 """
 
 import hashlib
@@ -35,10 +35,10 @@ class CheckpointError(RuntimeError):
 
 
 class Saved(NamedTuple):
-    """What a checkpoint gives back."""
+    """A loaded checkpoint."""
 
     agent_step: int
-    tree: Any  # as the tree that was saved
+    tree: Any  # the tree that was saved
     rows: list[dict[str, np.ndarray]]  # replay rows, oldest file first
     host: dict[str, Any]  # numbers and lists
 
@@ -50,16 +50,16 @@ def named_arrays(tree: Any) -> dict[str, Any]:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Write named arrays, beside first; give the file's size and checksum."""
+    """Write named arrays atomically; returns the file's size and checksum."""
     data = save({name: np.array(x, order="C") for name, x in arrays.items()})
     return write_bytes(path, data)
 
 
 def write_bytes(path: Path, data: bytes) -> dict[str, Any]:
-    """Write a file so that it is there whole or not at all; give its size and checksum."""
+    """Write a file atomically; returns its size and checksum."""
     beside = path.with_name(path.name + ".new")
     beside.unlink(missing_ok=True)
-    with open(beside, "xb") as f:  # a new file, never one that a link leads to
+    with open(beside, "xb") as f:  # "x": never write through a symlink
         f.write(data)
         f.flush()
         os.fsync(f.fileno())
@@ -69,7 +69,7 @@ def write_bytes(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames inside a folder last."""
+    """Make renames inside a folder durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -78,7 +78,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """The content of a plain file that is not larger than it can be."""
+    """The content of a plain file of at most `limit` bytes."""
     try:
         if path.is_symlink() or not path.is_file():
             what = "is not a plain file" if path.exists() or path.is_symlink() else "is missing"
@@ -88,14 +88,14 @@ def read_bytes(path: Path, limit: int) -> bytes:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror})") from None
     if len(data) > limit:
-        raise CheckpointError(f"{path} is larger than {limit} bytes, which it cannot need")
+        raise CheckpointError(f"{path} is larger than {limit} bytes, too large for this run")
     return data
 
 
 def read_arrays(
     path: Path, nbytes: int, expected: Mapping[str, Any] | None = None
 ) -> dict[str, np.ndarray]:
-    """Read named arrays of at most `nbytes`; refuse a file that differs from what is `expected`."""
+    """Read named arrays of at most `nbytes`; refuse a file without the `expected` checksum."""
     data = read_bytes(path, nbytes + HEADER)
     if expected is not None:
         if len(data) != expected["bytes"]:
@@ -114,8 +114,8 @@ def nbytes_of(tree: Any) -> int:
 
 
 def fit(arrays: Mapping[str, np.ndarray], like: Any, path: Path, names: Sequence[str] = ()) -> Any:
-    """Arrays as a tree whose shapes and types must be those of `like`, and whose names those of
-    its leaves, or `names`."""
+    """Arrays as a tree; refuse shapes and types other than those of `like`, and names other than
+    `names`, by default the paths of its leaves."""
     wanted = named_arrays(like)
     if names:
         wanted = dict(zip(names, wanted.values(), strict=True))
@@ -217,7 +217,7 @@ class Checkpoints:
             if manifest["agent_step"] != step:
                 raise CheckpointError(f"{path} is not of agent step {step}")
             if not all(ROW_FILE.fullmatch(name) for name in manifest["replay"]):
-                raise CheckpointError(f"{path} names a file that is none of its replay")
+                raise CheckpointError(f"{path} names a file that is not a replay file")
             entries = (manifest["state"], *manifest["replay"].values())
             if any(type(e["bytes"]) is not int or type(e["sha256"]) is not str for e in entries):
                 raise CheckpointError(f"{path} has no sizes and checksums")
@@ -236,7 +236,7 @@ class Checkpoints:
         """Load one checkpoint, all of it checked.
 
         `like` has the names, shapes and types of the state, `row` those of one replay row, of which
-        a file holds at most `limit`; `convert` may change the arrays of the state before.
+        a file holds at most `limit`; `convert` may change the state's arrays before that check.
         """
         manifest = self._manifest(step)
         path = self.folder / str(step) / "state.safetensors"
@@ -257,7 +257,7 @@ class Checkpoints:
     def newest(
         self, like: Any, row: Mapping[str, Any], limit: int, check: Callable, convert: Callable
     ) -> tuple[Saved | None, list[str]]:
-        """The newest checkpoint that is whole, and what was wrong with those passed over."""
+        """The newest intact checkpoint, and the problems of those that were skipped."""
         problems: list[str] = []
         for step in reversed(self.steps()):
             try:
@@ -273,8 +273,8 @@ class Checkpoints:
 def from_format_1(
     arrays: Mapping[str, np.ndarray], host: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """What format 2 holds, from format 1: the planner's memory was not apart from the agent's, no
-    evaluation could be in progress, and tasks had no named numbers."""
+    """Convert format 1 to format 2: format 1 did not separate the planner's memory from the
+    agent's, and had neither an evaluation in progress nor named numbers."""
     names = {f"memory.{name}": f"memory.plan.{name}" for name in ("mean", "elites")}
     renamed = {names.get(name, name): x for name, x in arrays.items()}
     return renamed, {"evaluating": None, "numbers": [], **host}
@@ -286,11 +286,11 @@ def check_rows(
     """Refuse replay rows that do not have the shapes and types of `row`."""
     start, count = found.get("start"), found.get("count")
     if start is None or count is None or found.keys() != {*row, "start", "count"}:
-        raise CheckpointError(f"{path} has other arrays than replay rows have")
+        raise CheckpointError(f"{path} does not have the arrays of replay rows")
     whole = all(x.dtype == np.int64 and x.ndim == 1 for x in (start, count))
     whole = whole and start.shape == count.shape and (start >= 0).all() and (count >= 0).all()
     if not whole or (start > 2**53).any() or (count > limit).any():
-        raise CheckpointError(f"{path}: its start and count are no numbers of rows")
+        raise CheckpointError(f"{path}: its start and count are not valid row numbers")
     for name, like in row.items():
         shape = (int(count.sum()), *like.shape)
         if found[name].shape != shape or found[name].dtype != like.dtype:

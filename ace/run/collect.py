@@ -1,4 +1,4 @@
-"""Collecting experience: the simulators of all lanes, and the episodes they are in."""
+"""Collecting experience: the simulators of all lanes and their running episodes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,11 +24,11 @@ class Episode(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """What one step of all lanes gives."""
+    """The result of one step of all lanes."""
 
-    transition: Transition  # [L, ...]; without meaning where a simulator failed
+    transition: Transition  # [L, ...]; undefined where a simulator failed
     ended: np.ndarray  # [L] lanes whose episode ended
-    void: np.ndarray  # [L] lanes that made no step and whose running episode is to be forgotten
+    void: np.ndarray  # [L] lanes without a step, whose running episode must be dropped
     episodes: list[Episode]
     faults: Sequence[Fault]
 
@@ -44,8 +44,8 @@ def train_requests(setups: Sequence[LaneSetup]) -> list[EnvRequest]:
 class Collector:
     """Steps the training environments and keeps the returns of running episodes.
 
-    Where a simulator fails, the running episode is void and the next one begins: its steps must be
-    taken out of the replay again.
+    Where a simulator fails, the running episode is void and the next one begins: the replay must
+    drop the void episode's steps.
     """
 
     def __init__(self, program: Program, workers: int, awake: bool = False):
@@ -65,9 +65,9 @@ class Collector:
         self.returns = np.zeros(lanes)
         self.lengths = np.zeros(lanes, int)
         self.episodes = np.zeros(lanes, int)  # number of the running episode
-        self.void = np.zeros(lanes, int)  # agent steps and ends of episodes not in the replay
+        self.void = np.zeros(lanes, int)  # agent steps and episode ends that are not in the replay
         self.faults = np.zeros(lanes, int)
-        self.in_a_row = np.zeros(lanes, int)  # faults since an episode was finished
+        self.in_a_row = np.zeros(lanes, int)  # faults since the last finished episode
 
     def reset(self) -> np.ndarray:
         """First observations [L, O] of the run."""
@@ -79,7 +79,7 @@ class Collector:
         self.envs.send(action)
 
     def rows(self, agent_step: int) -> np.ndarray:
-        """Slots [L] that the replay has filled, over all rounds: one per step, one per end."""
+        """Replay rows [L] written so far, overwritten ones too: one per step, one per end."""
         return agent_step + self.episodes - self.void
 
     def recv(self) -> Collected:
@@ -97,7 +97,7 @@ class Collector:
         self.in_a_row[done] = 0
         void = np.zeros(len(done), bool)
         void[[f.row for f in step.faults]] = True
-        # This step was not made, and the episode has no end: one slot less each.
+        # `lengths` counts the failed step; the 1 is for the end that `episodes` counts.
         self.void[void] += self.lengths[void] // self.repeat + 1
         for count in (self.episodes, self.faults, self.in_a_row):
             count[void] += 1
@@ -110,12 +110,12 @@ class Collector:
         return Collected(transition, done, void, ended, step.faults)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of the running episodes, apart from their steps."""
+        """Counters of the running episodes, for a checkpoint; their steps are in the replay."""
         counts = {name: getattr(self, name).tolist() for name in ("returns", *COUNTS)}
         return counts | {"numbers": self.numbers.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave; the simulators are moved by `resume`."""
+        """Restore what `state` returned; `resume` restores the simulators."""
         self.returns = np.array(state["returns"], float)
         for name in COUNTS:
             setattr(self, name, np.array(state[name], int))
@@ -123,7 +123,7 @@ class Collector:
             self.numbers.load(state["numbers"])
 
     def begin_anew(self, lane: int) -> None:
-        """Give up the running episode of a lane."""
+        """Abandon the running episode of a lane."""
         self.episodes[lane] += 1
         self.returns[lane], self.lengths[lane] = 0.0, 0
         self.numbers.reset([lane])

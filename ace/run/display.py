@@ -19,14 +19,14 @@ from rich.table import Table
 REFRESH_SECONDS = 0.25
 PLAIN_SECONDS = 10.0
 RATE_SECONDS = 30.0
-STALL_SECONDS = 5.0  # longest single interval that tells a rate by itself
-STALL_FACTOR = 10.0  # an interval that is so much longer than the usual one does not count
+STALL_SECONDS = 5.0  # a single interval longer than this gives no rate
+STALL_FACTOR = 10.0  # an interval this many times longer than the median is a stall
 RECENT_EPISODES = 5
 MAX_LANE_ROWS = 16
 
 
 class LaneInfo(NamedTuple):
-    """Who a lane is: `label` says which settings it varies, '' if none."""
+    """The identity of a lane; `label` lists its varied settings, '' if none."""
 
     lane: int
     seed: int
@@ -80,17 +80,17 @@ class Display:
             self._live.stop()
 
     def progress(self, env_step: int, counters: Mapping[str, Any]) -> None:
-        """Note the step and redraw when it is time to."""
+        """Record the step; redraw at most every REFRESH_SECONDS."""
         self._env_step = env_step
         now = time.monotonic()
         if now >= self._next_refresh or env_step >= self.total:
-            # Read now or never: a device array may be donated by the caller's next step.
+            # Read counters now: the caller's next step may donate a device array.
             for name, count in counters.items():
                 self._counters[name] = np.sum(np.asarray(count() if callable(count) else count))
             self._refresh(now)
 
     def status(self, text: str) -> None:
-        """Show what goes on instead of the rate, which counts anew after it."""
+        """Show a text in place of the rate, which is then measured afresh."""
         if text == self._status:
             return
         self._status = text
@@ -137,8 +137,8 @@ class Display:
             self.message("  ".join(["train", self._speed_text(), *self._counter_texts()]))
 
     def _rate(self) -> float:
-        """Environment steps per second of one lane over the recent past, less a single stretch in
-        which no step was taken. Several such stretches belong to the run: updates in blocks."""
+        """Environment steps per second of one lane over the last RATE_SECONDS, without a single
+        stall. Several stalls are part of the run (updates in blocks) and count."""
         seconds = [b[0] - a[0] for a, b in itertools.pairwise(self._samples)]
         steps = [b[1] - a[1] for a, b in itertools.pairwise(self._samples)]
         if not seconds or (len(seconds) == 1 and seconds[0] > STALL_SECONDS):
@@ -200,7 +200,7 @@ def text(value: Any) -> str:
     """The shortest text that reads back as the same number; '' for a missing value."""
     if value is None or isinstance(value, str):
         return value or ""
-    # A scalar of its own type: float32 0.1 prints as 0.1, not as its 17 digits in float64.
+    # Keep the scalar's own type: float32 0.1 prints as 0.1, not as its 17 digits in float64.
     return str(np.asarray(value)[()])
 
 

@@ -12,24 +12,24 @@ from ace.engine.program import Program
 from ace.envs import EnvError, EnvRequest, EpisodeNumbers, VectorEnv, get_spec, make
 from ace.settings import keys
 
-PHASES = 4, 8, 16  # of a round, least, usual and most: choose, send, leave time, receive
-WAIT = 0.001  # seconds between two looks at simulators that are waited for
-RESET = 64  # calls before the first round, while the simulators begin their episodes
-Act = Callable[[np.ndarray, int], jax.Array]  # observations [L, E, O] and the step: actions
+PHASES = 4, 8, 16  # calls per round (least, usual, most): choose, send, idle calls, receive
+WAIT = 0.001  # seconds between two polls of simulators that are not ready
+RESET = 64  # calls before the first round, while the simulators reset
+Act = Callable[[np.ndarray, int], jax.Array]  # (observations [L, E, O], step) -> actions
 
 
 class Evaluation(NamedTuple):
     """Means over a lane's evaluation episodes."""
 
-    ret: float  # of what the agent plays first: the agent itself, or its policy
-    policy_ret: float | None  # of the policy alone, if the agent has one that is played
+    ret: float  # of the first player in `Agent.plays`
+    policy_ret: float | None  # of the policy alone, if `Agent.plays` has it
     length: float  # environment steps
     numbers: dict[str, float]  # the task's named numbers
 
 
 def phases(program: Program) -> int:
-    """Calls that a round of actions takes, if the simulators keep up: as many as let an evaluation
-    end before the next begins, so that its simulators take little from the training's."""
+    """Calls of `advance` per round of actions, if the simulators keep up: as many as let an
+    evaluation end before the next begins, so that it takes few cores from the training."""
     config = program.config
     least, usual, most = PHASES
     longest = [get_spec(s.task).max_episode_steps for s in program.setups]
@@ -88,12 +88,12 @@ class Evaluator:
         return agent if who == "agent" else policy
 
     def begin(self, acting: Any, agent_step: int) -> None:
-        """Start to evaluate agents, whose arrays must stay until the end."""
+        """Start to evaluate agents; `acting` must not be donated before the end."""
         self._given, self._attempt = (acting, agent_step), 0
         self._start()
 
     def _start(self) -> None:
-        # What fails twice may fail always in these episodes: others are played then.
+        # After two failures the episodes themselves may be at fault: play the next ones.
         seeds = self.seeds if self._attempt < 2 else None
         self._phase = -RESET
         self._players = [
@@ -103,7 +103,7 @@ class Evaluator:
 
     @property
     def rounds(self) -> int:
-        """Steps that have been made in the episodes."""
+        """Steps made so far in the episodes."""
         return self._players[0].count
 
     @property
@@ -112,16 +112,16 @@ class Evaluator:
         return self._phase == 0
 
     def advance(self) -> list[Evaluation] | None:
-        """Go one phase on, unless that would wait for simulators; the results when there are all
-        of them.
+        """Advance by one phase, unless that would wait for simulators; returns the results once
+        complete.
 
-        A round of actions takes `phases` calls or more: with other work between them, the device
-        has computed the actions when they are asked for. All is played again if a simulator fails.
+        A round of actions takes at least `phases` calls: the caller's work between them gives the
+        device time to compute the actions. If a simulator fails, the evaluation starts again.
         """
         players = self._players
         if self._phase in (-1, self.phases - 1) and not all(p.ready() for p in players):
             return None
-        for player in reversed(players):  # a plan would be in the way of the policy's action
+        for player in reversed(players):  # policy first: its action would queue behind a plan
             if self._phase == -1:
                 player.watch()
             elif self._phase == 0:
@@ -155,14 +155,14 @@ class Evaluator:
         ]
 
     def finish(self, check: Callable[[], None] = lambda: None) -> list[Evaluation]:
-        """Play to the end; `check` is called again and again, and may raise."""
+        """Advance to the end; `check` is called after every phase and may raise."""
         while True:
             before = self._phase, self.rounds
             if (results := self.advance()) is not None:
                 return results
             check()
             if (self._phase, self.rounds) == before:
-                time.sleep(WAIT)  # and leave the processor to the simulators
+                time.sleep(WAIT)  # leave the core to the simulators
 
     def run(self, acting: Any, agent_step: int) -> list[Evaluation]:
         """Evaluate every lane."""
@@ -190,7 +190,7 @@ class _Player:
         self.count, self.failure, self.action = 0, "", jnp.zeros(())
 
     def ready(self) -> bool:
-        """Whether the simulators have finished, or have nothing to do."""
+        """Whether the simulators have finished, or no episode is running."""
         return not self.running.any() or self.envs.ready()
 
     def watch(self) -> None:
@@ -198,12 +198,12 @@ class _Player:
         self.obs = self.envs.end_reset()
 
     def choose(self) -> None:
-        """Let the device compute the next actions."""
+        """Dispatch the computation of the next actions."""
         if self.running.any():
             self.action = self.act(self.obs.reshape(*self.shape, -1), self.count)
 
     def send(self) -> None:
-        """Let the simulators begin with the actions."""
+        """Send the actions to the simulators."""
         if self.running.any():
             self.envs.send(np.asarray(self.action).reshape(self.obs.shape[0], -1))
 
@@ -231,7 +231,7 @@ class _Player:
 def film(program: Program, acting: Any, agent_step: int) -> list[np.ndarray]:
     """Pictures of one episode of a program's first lane."""
     tree = jax.tree.map(lambda x: np.asarray(x[:1]), program.acting_tree(acting))
-    # A program of its own, so that no other lane is planned for.
+    # A program with this lane alone does not plan for the others.
     program = Program(
         program.agent_name, program.setups[:1], (program.obs_size, program.action_size)
     )

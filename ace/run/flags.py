@@ -1,5 +1,5 @@
-"""The flags of every command, and argv made regular before tyro reads it: flags and names in any
-order, `1e6` for a whole number, `0-4` for seeds, and one line for each mistake."""
+"""The flags of every command, and argv normalised for tyro: flags and names in any order, `1e6` for
+a whole number, `0-4` for seeds, and one-line errors."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ import tyro
 from ace.settings.config import Config, ConfigError
 
 T = TypeVar("T")
-MOST_SEEDS = 10_000  # in one range: more is a slip of the pen, and would fill the memory
+MOST_SEEDS = 10_000  # in one range: more is a typing error and would exhaust the memory
 
 
 @dataclass(frozen=True)
@@ -104,15 +104,15 @@ class SpeedArgs:
     steps: int = 200
     """Calls of each part that are timed, after a warm-up."""
     profile: bool = False
-    """Name the kernels that take the time."""
+    """List the kernels that take the most time."""
 
 
 class Words(NamedTuple):
-    """A command line taken apart."""
+    """A command line, split."""
 
-    names: list[str]  # what stands without a flag
+    names: list[str]  # positional arguments
     flags: dict[str, list[str]]  # values of each flag that the command has
-    others: list[str]  # flags that it does not have, with what follows each
+    others: list[str]  # flags that it does not have, each with its values
 
 
 def train_args(agent: str, own: type | None) -> type[TrainArgs]:
@@ -150,8 +150,8 @@ def parse(
     default: T | None = None,
     others: list[str] | None = None,
 ) -> T:
-    """Read a command's arguments; a mistake is a ConfigError of one line. `others` takes up the
-    flags that the command does not have; without it they are refused."""
+    """Parse a command's arguments; a mistake raises a ConfigError of one line. Flags that the
+    command does not have are appended to `others`, or refused if it is None."""
     start: dict[str, Any] = {} if default is None else {"default": default}
     if asks_help(argv):
         return tyro.cli(cls, args=["--help"], prog=prog, **start)
@@ -196,7 +196,7 @@ def kinds(cls: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def split(argv: Sequence[str], known: Mapping[str, Any]) -> Words:
-    """Take a command line apart, each value brought to the form that its type has."""
+    """Split a command line, with each value normalised by the type of its flag."""
     words, left = Words([], {}, []), deque(argv)
     while left:
         word = left.popleft()
@@ -227,7 +227,7 @@ def _is_flag(word: str) -> bool:
 
 
 def _take(left: deque[str], name: str, kind: Any) -> list[str]:
-    """Values of a flag: as many as its type has; task names that follow are not among them."""
+    """Take the values of a flag off argv: as many as its type has, but no task names."""
     if kind is bool:
         return [left.popleft()] if left and left[0].lower() in ("true", "false") else ["true"]
     if get_origin(kind) is not tuple:
@@ -244,7 +244,7 @@ def _take(left: deque[str], name: str, kind: Any) -> list[str]:
 
 
 def _regular(name: str, kind: Any, texts: list[str]) -> list[str]:
-    """Values as tyro reads them; one that its type does not have is refused."""
+    """Values in the form that tyro reads; refuse a value that does not fit its type."""
     if get_origin(kind) is tuple and get_args(kind)[0] is int:
         return [str(number) for text in texts for number in _numbers(name, text)]
     options = [option for option in get_args(kind) if option is not type(None)]
@@ -273,7 +273,10 @@ def _numbers(name: str, text: str) -> list[int]:
         if ends := re.fullmatch(r"(\d+)-(\d+)", part):
             first, last = int(ends[1]), int(ends[2])
             if not 0 <= last - first < MOST_SEEDS:
-                raise ConfigError(f"--{name} {part}: a range goes up, as in 0-4, and not so far")
+                raise ConfigError(
+                    f"--{name} {part}: a range goes up, as in 0-4, and names at most "
+                    f"{MOST_SEEDS:,} numbers"
+                )
             found += range(first, last + 1)
         else:
             found.append(_whole(name, part))
@@ -303,7 +306,7 @@ def _spelled(name: str, kind: Any, values: list[str]) -> list[str]:
 
 
 def _check_names(cls: Any, names: list[str], prog: str) -> None:
-    """As many names without a flag as the command takes."""
+    """Refuse too many or too few positional arguments."""
     wanted = [f for f in dataclasses.fields(cls) if tyro.conf.Positional in get_args(f.type)]
     if any(get_origin(get_args(f.type)[0]) is tuple for f in wanted):
         return

@@ -1,4 +1,4 @@
-"""The folder of a run: its name by default, and whether it holds the run that is asked for."""
+"""The folder of a run: its default name, and the check that it holds no other run."""
 
 import json
 import re
@@ -16,8 +16,8 @@ LONGEST_NAME = 80  # characters of the part that lists the tasks, or the changed
 
 
 def default_folder(asked: TrainArgs, changed: Mapping[str, Any]) -> Path:
-    """A folder that tells by its name the tasks, the preset and what was changed: the same command
-    finds its run again, and another one does not meet it. Seeds and steps are left out."""
+    """A folder named by tasks, preset and changed settings, so that the same command finds its run
+    again and another command gets another folder. Seeds and steps are left out."""
     tasks = [task.split("/")[-1].replace(":", ".") for task in asked.tasks]
     name = "+".join(tasks)
     if len(name) > LONGEST_NAME:
@@ -45,7 +45,7 @@ def _digest(parts: Sequence[str]) -> str:
 
 
 def check_folder(folder: Path, description: Mapping[str, Any]) -> None:
-    """Refuse a folder that holds another run than the described one; the same is continued."""
+    """Refuse a folder that holds another run than the described one."""
     path = folder / "config.json"
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; give --run a folder")
@@ -64,7 +64,7 @@ def check_folder(folder: Path, description: Mapping[str, Any]) -> None:
 
 
 def _filled(found: Any) -> Any:
-    """The content of a config.json with the fields that are younger than the file."""
+    """The content of a config.json, with defaults for fields added after it was written."""
     from ace.agents import AGENTS
 
     try:
@@ -75,11 +75,11 @@ def _filled(found: Any) -> Any:
         ]
         return json.loads(json.dumps({"imports": [], **found, "lanes": lanes}))
     except (KeyError, TypeError, AttributeError, ConfigError):
-        return found  # no run of this version: it differs as it is
+        return found  # not a run of this version: compare it as it is
 
 
 def differences(found: Any, wanted: Any) -> list[tuple[str, Any, Any]]:
-    """(name, value found, value wanted) of what differs between two contents of config.json."""
+    """(name, value found, value wanted) of all differences between two config.json."""
     if not isinstance(found, dict) or not isinstance(found.get("lanes"), list):
         return [("format", "unknown", wanted["format"])]
     told: dict[str, tuple[Any, Any]] = {}

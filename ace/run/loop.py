@@ -24,8 +24,8 @@ from ace.run.record import LaneInfo, Recorder, read_csv, versions, write_json
 from ace.run.request import Run
 from ace.settings.config import ConfigError
 
-LOOK = 64  # updates between two looks at the device, the console and signals
-BURST = 256  # updates at once that take so long that a signal must be heard between them
+LOOK = 64  # updates between two checks of the device, the console and signals
+BURST = 256  # with more updates than this in a row, signals are checked between them
 
 
 class Stopped(Exception):
@@ -39,8 +39,8 @@ class Stopped(Exception):
 
 
 def train(run: Run) -> RunState:
-    """Train all lanes of a run to the end of their budget, from where it stands, and give its
-    final state."""
+    """Train all lanes of a run, from its last checkpoint if it has one, to the end of its budget;
+    returns the final state."""
     if not 0 <= run.save_minutes < math.inf:
         raise ConfigError(f"save_minutes is {run.save_minutes}; it must be at least 0")
     capacity = replay_capacity(run.setups)
@@ -63,7 +63,7 @@ def train(run: Run) -> RunState:
 
 @contextmanager
 def writable(folder: Path) -> Iterator[None]:
-    """Make a run folder; whatever cannot be written in it ends in a line that says what to do."""
+    """Make a run folder; a failed write inside raises an OSError that says what to do."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -74,7 +74,7 @@ def writable(folder: Path) -> Iterator[None]:
         saved = checkpoint.Checkpoints(folder).steps()
         safe = f"agent step {saved[-1]} is saved" if saved else "nothing is saved yet"
         raise OSError(
-            f"{error}; {safe}; make room or mend {folder}, then `ace resume {folder}` goes on"
+            f"{error}; {safe}; free space or repair {folder}, then `ace resume {folder}` goes on"
         ) from error
 
 
@@ -85,14 +85,14 @@ class Loop:
         self.program, self.config, self.folder = program, program.config, run.folder
         self.keeper = resume.Keeper(program, run.folder, capacity)
         lanes = len(program.setups)
-        # Few for evaluations, which have time: all together would slow down the training's.
+        # Evaluations get a quarter of the cores: more would slow down the training's simulators.
         workers = count_workers(self.config, 4 * lanes * self.config.eval_episodes)
         self.workers = -(-workers // 4)
         self.evaluator: Evaluator | None = None
         self.evaluating: int | None = None  # agent step of the evaluation in progress
         self.compiling: list[threading.Thread] = []
         self.writer = ThreadPoolExecutor(1)
-        self.writing: Future[None] = self.writer.submit(lambda: None)  # the agents' file
+        self.writing: Future[None] = self.writer.submit(lambda: None)  # write of the agents' file
         self.random: np.ndarray | None = None  # [L, BLOCK, A] actions of the seed phase
         self.save_seconds = 60 * run.save_minutes
         self.signum, self.said_kernels = 0, False
@@ -135,7 +135,7 @@ class Loop:
             notes.append(f"continued at env step {start.agent_step * self.config.action_repeat}")
         self.agent_step, self.next_evaluation = start.agent_step, start.next_evaluation
         self.owed, self.ended, self.metrics = start.owed, start.ended, start.metrics
-        # Neither on the grid nor the run's end: the run has become longer since.
+        # The saved step is neither on the evaluation grid nor at the end: the run was made longer.
         if self.next_evaluation > self.env_step and not (
             self.next_evaluation % self.config.eval_every == 0
             or self.next_evaluation in (self.last_env_step, self.last_env_step + 1)
@@ -171,7 +171,7 @@ class Loop:
         return min((env_step // every + 1) * every, self.last_env_step)
 
     def _pending_evaluation(self, folder: Path, evaluating: int | None) -> int | None:
-        """The agent step of an evaluation that was broken off, unless its results are there."""
+        """The agent step of an interrupted evaluation, or None if its results are recorded."""
         path = folder / "eval.csv"
         if evaluating is None:
             return None
@@ -181,7 +181,7 @@ class Loop:
         return None if done == len(self.program.setups) else evaluating
 
     def _resume_evaluation(self, evaluating: int) -> None:
-        """Begin a broken-off evaluation again, with the agents as they were saved for it."""
+        """Restart an interrupted evaluation with the agents that were saved for it."""
         try:
             acting, agent_step = load_agents(self.folder, self.program)
         except checkpoint.CheckpointError as error:
@@ -194,7 +194,7 @@ class Loop:
             self.recorder.message(f"the evaluation at env step {env_step} is lost")
 
     def close(self) -> None:
-        """Stop the simulators, and what still compiles."""
+        """Stop the simulators and the background compilation."""
         self.program.stop.set()
         self.writer.shutdown()
         if self.evaluator:
@@ -202,7 +202,7 @@ class Loop:
         self.collector.close()
 
     def write_versions(self, more: dict[str, Any] | None = None) -> None:
-        """Write what the results depend on."""
+        """Write the software, hardware and options that the results depend on."""
         found = {"precision": self.config.precision, "kernels": self.config.kernels}
         write_json(self.folder / "versions.json", versions() | found | (more or {}))
 
@@ -212,16 +212,17 @@ class Loop:
         return self.agent_step * self.config.action_repeat
 
     def run(self) -> RunState:
-        """All agent steps that are left of the budget."""
+        """Make all agent steps that are left of the budget."""
         last_save = time.monotonic()
         finished = self.agent_step == self.steps and self.evaluating is None
         with self.signals():
-            if self.env_step >= self.next_evaluation:  # it failed, and the run was continued
+            self.recorder.progress(self.env_step)
+            if self.env_step >= self.next_evaluation:  # it failed before the run was resumed
                 self.begin_evaluation()
             while self.agent_step < self.steps:
                 self.wait_for_compiler()
                 if self.due().max() > BURST:
-                    self.save()  # so that a signal can end the burst without waiting for its end
+                    self.save()  # a signal can then stop inside the burst
                 self.step()
                 self.recorder.progress(
                     self.env_step,
@@ -244,7 +245,7 @@ class Loop:
         return self.state
 
     def wait_for_compiler(self) -> None:
-        """Wait until the functions of a learning step are compiled, and say so."""
+        """Wait until the functions of a learning step are compiled, and show that."""
         if self.agent_step < self.config.seed_steps or self.said_kernels:
             return
         begun = time.monotonic()
@@ -286,15 +287,15 @@ class Loop:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Let SIGINT and SIGTERM ask for a save and an end; asked twice, they end at once."""
+        """Let SIGINT or SIGTERM save and stop the run; a second one ends it at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
         def ask(signum: int, frame: Any) -> None:
             if self.signum:
-                # Twice: end at once. The command has a handler that does; raising an exception here
-                # may be lost in a callback of XLA.
+                # Second signal: end at once by the command's handler, if there is one; an exception
+                # raised here may get lost in a callback of XLA.
                 handler = old[signal.SIGINT]
                 if callable(handler):
                     handler(signum, frame)
@@ -317,8 +318,8 @@ class Loop:
             self.store()
         else:
             action, self.state = program.act(self.state, self.message)
-            # Queue the updates before the action is there, so that the device never waits for the
-            # host.
+            # Dispatch the updates before fetching the action, so that the device never waits for
+            # the host.
             self.store()
             self.learn(due)
             self.collector.send(np.asarray(action))
@@ -333,7 +334,9 @@ class Loop:
         if got.episodes:
             metrics = () if self.metrics is None else np.asarray(self.metrics).T
             for e in got.episodes:
-                named = zip(program.agent.metrics, metrics, strict=False)  # none before an update
+                named = zip(
+                    program.agent.metrics, metrics, strict=bool(len(metrics))
+                )  # empty before an update
                 mine = {name: float(x[e.lane]) for name, x in named}
                 mine["faults"] = int(self.collector.faults[e.lane])
                 self.recorder.episode(e.lane, self.env_step, e.ret, e.length, mine, e.numbers)
@@ -341,25 +344,25 @@ class Loop:
             self.report(got.faults)
 
     def store(self) -> None:
-        """Store the transitions of the last message. Not at once: the simulators wait for the next
-        action, so that is asked for first."""
+        """Add the last message's transitions to the replay. Deferred until the next action is
+        dispatched, because the simulators wait for that action."""
         if self.arrived:
             self.state, self.arrived = self.program.add(self.state, self.message), False
 
     def send(self, first: np.ndarray, transition: Any = None) -> Any:
-        """Put on the device what the next step needs."""
+        """Copy the message of the next step to the device."""
         first = first | (self.agent_step == self.config.seed_steps)
         return self.program.send(self.agent_step, self.obs, first, self.due() > 0, transition)
 
     def random_action(self, agent_step: int) -> np.ndarray:
-        """Actions of the seed phase, which are drawn for many steps at once."""
+        """Actions [L, A] of the seed phase, drawn for BLOCK steps at once."""
         at = agent_step % BLOCK
         if at == 0 or self.random is None:
             self.random = self.program.random_actions(agent_step - at)
         return self.random[:, at]
 
     def report(self, faults: Sequence[Fault]) -> None:
-        """Say which simulators were replaced; stop the run where that does not help."""
+        """Report replaced simulators; stop the run if one keeps failing."""
         where = f"at env step {self.env_step}"
         for text in dict.fromkeys(f.text for f in faults):  # a worker may hold many lanes
             first = text.partition("\n")[0]
@@ -371,15 +374,15 @@ class Loop:
                 self.give_up(f"{where}: {f.text}{why}")
 
     def give_up(self, reason: str) -> NoReturn:
-        """Save, then stop for good."""
+        """Save the run, then raise an EnvError."""
         self.save()
         self.keeper.wait()
         saved = f"stopped and saved at env step {self.env_step}; `ace resume {self.folder}` goes on"
         raise EnvError(f"{reason}\n{saved}")
 
     def due(self) -> np.ndarray:
-        """Updates [L] to make now: all that are owed, or, in blocks, those of lanes whose episode
-        ended with the step before; none while actions are random."""
+        """Updates [L] to make now: all that are owed, in block mode only for lanes whose episode
+        ended with the last step; none in the seed phase."""
         if self.agent_step < self.config.seed_steps:
             return np.zeros_like(self.owed)
         block = self.config.learn.update_mode == "block"
@@ -392,24 +395,22 @@ class Loop:
             if i and i in due:  # some lane has made all of its updates
                 message = self.program.send(self.agent_step, self.obs, active=due > i)
             self.state, self.metrics = self.program.update(self.state, message)
-            if (
-                i % LOOK == LOOK - 1
-            ):  # let neither the queue of the device nor the console run far apart
+            if i % LOOK == LOOK - 1:  # bound the device's queue and refresh the console
                 jax.block_until_ready(self.metrics)
                 self.recorder.progress(self.env_step, updates_ahead=int(due.max()) - i - 1)
-                if self.signum and due.max() > BURST:  # `run` has saved before
+                if self.signum and due.max() > BURST:  # `run` saved before the burst
                     self.keeper.wait()
                     raise Stopped(self)
 
     def skipped(self) -> Any:
-        """Updates [L] left out so far, if the agent counts them."""
+        """Updates [L] skipped so far, if the agent counts them."""
         names = self.program.agent.metrics
         if self.metrics is None or "skipped_updates" not in names:
             return 0
         return np.asarray(self.metrics)[:, names.index("skipped_updates")]
 
     def begin_evaluation(self) -> None:
-        """Save the agents and start to evaluate them, beside the training that goes on."""
+        """Save the agents and start to evaluate them while training continues."""
         self.finish_evaluation()
         acting = self.program.acting(self.state)
         self.writing.result()
@@ -430,18 +431,18 @@ class Loop:
         self.evaluating = agent_step
 
     def advance_evaluation(self) -> None:
-        """Go on with the evaluation in progress, if there is one and its simulators are ready."""
+        """Advance the evaluation in progress, if there is one and its simulators are ready."""
         if self.evaluating is not None and self.evaluator is not None:
             self._evaluated(self.evaluator.advance)
 
     def finish_evaluation(self) -> None:
-        """Play the evaluation in progress to its end; a signal is heard meanwhile."""
+        """Finish the evaluation in progress; signals are checked meanwhile."""
         if self.evaluating is not None and self.evaluator is not None:
             evaluator = self.evaluator
             self._evaluated(lambda: evaluator.finish(self.stop_if_asked))
 
     def _evaluated(self, go_on: Callable[[], Sequence[Evaluation] | None]) -> None:
-        """Go on with an evaluation and record its results, if they are there."""
+        """Advance an evaluation by calling `go_on` and record its results once complete."""
         assert self.evaluating is not None
         env_step = self.evaluating * self.config.action_repeat
         try:

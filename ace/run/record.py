@@ -1,4 +1,4 @@
-"""What a run leaves behind and shows while it runs: CSV rows per lane, optional TensorBoard
+"""What a run records, and shows while it runs: CSV rows per lane, optional TensorBoard
 scalars, a console display, and the versions that produced them. The training loop only calls
 `Recorder`; nothing here feeds back into training."""
 
@@ -64,7 +64,7 @@ class CsvLog:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row; columns that `row` lacks stay empty."""
-        # One write call per line: a reader or a kill between rows never sees half of one.
+        # One write call per line, so that neither a reader nor a kill sees half a row.
         self._file.write(_csv_line(row.get(name) for name in self.columns))
         self._file.flush()
 
@@ -102,7 +102,7 @@ class Recorder:
         self._train = CsvLog(folder / "train.csv", columns, resume_at)
         until = resume_at if evaluations_until is None else evaluations_until
         self._eval = CsvLog(folder / "eval.csv", (*EVAL_COLUMNS, *numbers), until)
-        # A continued run keeps counting from the time already spent.
+        # The wall time of a resumed run includes the time already spent.
         spent = max(self._train.wall_time, self._eval.wall_time)
         self._start = time.monotonic() - spent
         self._display = Display(lanes, total_env_steps, quiet)
@@ -161,7 +161,7 @@ class Recorder:
         self._display.progress(env_step, counters)
 
     def status(self, text: str) -> None:
-        """Say what the run does while no step is taken ("compiling"); '' ends it. Its time does
+        """Show what the run does while it takes no steps ("compiling"); '' ends it. This time does
         not count in the rate of steps."""
         self._display.status(text)
 

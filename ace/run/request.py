@@ -1,5 +1,5 @@
-"""What a run is asked to be: from the flags of `ace train`, checked before anything is written, or
-from the folder of a run. Heavy imports wait, so that help is quick."""
+"""From the flags of `ace train`, or from a run folder, to a `Run`, checked before anything is
+written. Heavy imports are deferred, so that help is quick."""
 
 import difflib
 import importlib
@@ -50,14 +50,14 @@ class Lanes(NamedTuple):
 
 
 def plan_run(argv: Sequence[str]) -> Run:
-    """Everything that `ace train` was asked for, checked before anything is written."""
+    """The run that the arguments of `ace train` describe, checked; writes nothing."""
     cls, config = train_class(argv)
     asked = flags.parse_train(cls, argv, config)
     return make_run(asked, lambda config: flags.parse_train(cls, argv, config).config)
 
 
 def make_run(asked: flags.TrainArgs, change: Callable[[Config], Config]) -> Run:
-    """A run from what was asked for; `change` makes the user's changes to a task's defaults."""
+    """A run from its arguments; `change` applies the user's settings to a task's defaults."""
     check_asked(asked)
     lanes = make_lanes(asked, change)
     options = (asked.tensorboard, asked.quiet, asked.save_minutes)
@@ -71,8 +71,8 @@ def make_run(asked: flags.TrainArgs, change: Callable[[Config], Config]) -> Run:
 
 
 def with_settings(config: Config, values: Mapping[str, Any], agent: str) -> Config:
-    """A config with dotted settings changed, each of the type that it must have; those of the
-    agent's own section are named as its flags are: `sac.init_temperature`."""
+    """A config with dotted settings changed, their types checked; the agent's own section is named
+    as in its flags: `sac.init_temperature`."""
     flat = settings.flatten(config)
     changed = {}
     for name, value in values.items():
@@ -89,14 +89,15 @@ def with_settings(config: Config, values: Mapping[str, Any], agent: str) -> Conf
 
 
 def train_class(argv: Sequence[str]) -> tuple[type[flags.TrainArgs], Config]:
-    """The arguments of `ace train` with the own section of the agent that argv asks for, and the
-    defaults of all settings; the user's modules are imported first."""
+    """The arguments of `ace train` with the own section of argv's agent, and the defaults of all
+    settings; imports the user's modules first."""
     first = flags.split(argv, flags.kinds(flags.TrainArgs))
     import_modules(first.flags.get("import", ()))
     name = first.flags.get("agent", ["ace"])[-1]
     agent = find_agent(name)
     check_section(first.others, name)
-    return flags.train_args(name, agent.settings), Config(own=agent.settings and agent.settings())
+    config = settings.replace(Config(own=agent.settings and agent.settings()), agent.defaults)
+    return flags.train_args(name, agent.settings), config
 
 
 def open_run(
@@ -140,6 +141,7 @@ def make_lanes(asked: flags.TrainArgs, change: Callable[[Config], Config]) -> La
         spec = get_spec(task)
         default = resolve(asked.preset, task, spec, agent.defaults)
         default = replace(default, own=agent.settings and agent.settings())
+        check_columns(spec, agent.metrics)
         config = change(default)
         machine = [replace(c, precision=resolve_precision(c.precision)) for c in (default, config)]
         lanes.changed.update(changes(*machine))
@@ -156,7 +158,7 @@ def make_lanes(asked: flags.TrainArgs, change: Callable[[Config], Config]) -> La
 
 
 def check_asked(asked: flags.TrainArgs) -> None:
-    """Refuse what is wrong with tasks, seeds and options, whatever the settings."""
+    """Refuse wrong tasks, seeds and options, before any settings are read."""
     if not asked.tasks:
         raise ConfigError("name at least one task, as in `ace train dmc/cheetah-run`")
     for name, values in (("task", asked.tasks), ("seed", asked.seeds)):
@@ -169,13 +171,13 @@ def check_asked(asked: flags.TrainArgs) -> None:
 
 
 def check_tensorboard(wanted: bool) -> None:
-    """Refuse to write TensorBoard files without the package that does."""
+    """Refuse `--tensorboard` without tensorboardX."""
     if wanted and importlib.util.find_spec("tensorboardX") is None:
         raise ConfigError("--tensorboard needs tensorboardX: pip install tensorboardX")
 
 
 def check_section(others: Sequence[str], agent: str) -> None:
-    """Refuse flags of another agent's section, with the agent that they belong to."""
+    """Refuse flags of another agent's section, and name that agent."""
     from ace.agents import AGENTS
 
     for flag in others:
@@ -184,11 +186,21 @@ def check_section(others: Sequence[str], agent: str) -> None:
             raise ConfigError(f"{flag} is a setting of agent {section}; add --agent {section}")
 
 
+def check_columns(spec: Any, metrics: Sequence[str]) -> None:
+    """Refuse a task whose numbers would share a column with a metric of the agent."""
+    for number in spec.numbers:
+        if number.name in metrics:
+            raise ConfigError(
+                f"task {spec.task} has a number {number.name!r}, which is also a metric of the "
+                "agent; give it another name"
+            )
+
+
 def check_read(name: str, sections: Sequence[str], changed: Iterable[str]) -> None:
-    """Refuse a changed setting in a section that the agent never reads."""
+    """Refuse a changed setting that the agent never reads."""
     for setting in changed:
-        section, dot, _ = setting.partition(".")
-        if dot and section not in (*sections, "own"):
+        read = any(setting == s or setting.startswith(f"{s}.") for s in (*sections, "own"))
+        if "." in setting and not read:
             raise ConfigError(f"--{setting.replace('_', '-')} does nothing for agent {name}")
 
 
@@ -199,7 +211,7 @@ def check_config(name: str, config: Config) -> None:
     try:
         settings.validate(config)
     except ConfigError as error:
-        # A message starts with the field; the user knows the agent's section by the agent's name.
+        # The message starts with the field: name the agent's section as its flags do.
         raise ConfigError(re.sub(r"^own\.", f"{name}.", str(error))) from None
     agent = find_agent(name)
     if "plan" in agent.sections:
@@ -213,7 +225,7 @@ def check_config(name: str, config: Config) -> None:
 
 
 def find_agent(name: str) -> Any:
-    """The agent of a name."""
+    """The agent registered under a name."""
     from ace.agents import AGENTS
 
     known("agent", name, AGENTS)
@@ -222,11 +234,10 @@ def find_agent(name: str) -> Any:
 
 def import_modules(names: Iterable[str]) -> None:
     """Import modules of the user, which register agents, planners and tasks."""
+    from ace.envs.explain import import_module
+
     for name in names:
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # whatever the user's code raises is for the user to mend
-            raise ConfigError(f"--import {name} failed: {type(error).__name__}: {error}") from error
+        import_module(name, f"--import {name}")
 
 
 def task_notes(tasks: Iterable[str]) -> tuple[str, ...]:
@@ -237,7 +248,7 @@ def task_notes(tasks: Iterable[str]) -> tuple[str, ...]:
 
 
 def known(what: str, name: str, table: Any) -> None:
-    """Refuse a name that a table does not have, with the nearest one that it has."""
+    """Refuse a name that is not in a table, and suggest the nearest one."""
     if name not in table:
         near = difflib.get_close_matches(name, table, 1)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(table)}"
@@ -252,8 +263,8 @@ def changes(before: Config, after: Config) -> dict[str, Any]:
 
 
 def variations(config: Config, vary: Sequence[str], agent: str) -> list[tuple[str, Config]]:
-    """(label, config) for every combination of the varied settings; the agent's own section is
-    called by the agent's name."""
+    """(label, config) for every combination of the varied settings; the agent's own section has
+    the agent's name."""
     found, seen = [("", config)], set()
     flat = settings.flatten(config)
     names = {re.sub(r"^own\.", f"{agent}.", name): name for name in flat if name != "own"}
@@ -291,7 +302,7 @@ def parse_value(kind: type, text: str, name: str) -> Any:
 
 
 def resolve_precision(precision: str) -> Any:
-    """What `auto` means on this machine."""
+    """The precision, with `auto` resolved for this machine."""
     import jax
 
     if precision != "auto":

@@ -1,8 +1,8 @@
-"""Saving and continuing a run: what of it goes into a checkpoint, and how it comes back.
+"""Saving and resuming a run: what a checkpoint holds, and how the run is restored from it.
 
-The state on the device is saved as it is. Simulators are not: an episode is a function of its seed
-and its actions, so it is played again up to where it was. Where that gives another observation than
-the stored one, the environment is not deterministic, and the run goes on with a new episode.
+The state on the device is saved as it is. Simulators are not saved: an episode is a function of its
+seed and its actions, so its actions are replayed. If that gives another observation than the saved
+one, the environment is not deterministic, and the run continues with a new episode.
 """
 
 import fcntl
@@ -43,14 +43,14 @@ class Progress(NamedTuple):
 
 
 class Keeper:
-    """Writes the checkpoints of a run beside its training and reads them back."""
+    """Writes the checkpoints of a run in the background and loads them."""
 
     def __init__(self, program: Program, folder: Path, capacity: int):
         self.program, self.capacity = program, capacity
         self._names = program.agent.metrics
         self.files = Checkpoints(folder)
-        self.saved = np.zeros(len(program.setups), int)  # rows of the replay on disk
-        self.ends: dict[str, np.ndarray] = {}  # where each replay file ends
+        self.saved = np.zeros(len(program.setups), int)  # [L] rows of the replay on disk
+        self.ends: dict[str, np.ndarray] = {}  # [L] row at which each replay file ends
         self.writer: threading.Thread | None = None
         self.failure: Exception | None = None
 
@@ -86,7 +86,7 @@ class Keeper:
         self.writer.start()
 
     def rewind(self, rows: np.ndarray) -> None:
-        """Note that the replay was taken back to these rows: later ones are to be saved again."""
+        """The replay dropped all rows from `rows` [L] on: new ones must be saved there."""
         self.saved = np.minimum(self.saved, rows)
 
     def wait(self) -> None:
@@ -105,7 +105,7 @@ class Keeper:
             ) from error
 
     def _rest(self, state: RunState, metrics: jax.Array | None) -> dict[str, Any]:
-        """What is saved whole beside learner and memory; rows of the replay are saved apart."""
+        """What each checkpoint saves besides learner, memory and the new replay rows."""
         store, lanes = state.replay, len(self.program.setups)
         return {
             "tree": store.tree,
@@ -117,7 +117,7 @@ class Keeper:
         }
 
     def _state(self, learner: Any, memory: Any, rest: dict[str, Any]) -> dict[str, Any]:
-        """All that is saved whole, as a checkpoint names it."""
+        """The state in every checkpoint, by the names it has there; without replay rows."""
         metrics = {name: rest["metrics"][:, i] for i, name in enumerate(self._names)}
         return rest | {"learner": learner, "memory": memory, "metrics": metrics}
 
@@ -134,7 +134,7 @@ class Keeper:
         return rows | {"start": start, "count": count}
 
     def load(self, collector: Collector) -> tuple[RunState, Progress, list[str]] | None:
-        """The newest whole checkpoint, the simulators moved to where they were, and notes."""
+        """The newest intact checkpoint and notes for the user; restores the simulators too."""
         if not self.files.steps():
             return None
         lanes = len(self.program.setups)
@@ -144,7 +144,7 @@ class Keeper:
             like, row, lanes * self.capacity, self._check, self._extend
         )
         if saved is None:
-            raise ConfigError(f"no checkpoint of this run is whole: {'; '.join(notes)}")
+            raise ConfigError(f"no checkpoint of this run is intact: {'; '.join(notes)}")
         store = {name: np.zeros(x.shape, x.dtype) for name, x in rows.items()}
         end = np.zeros(lanes, int)
         for name, found in zip(self.files.rows, saved.rows, strict=True):
@@ -173,19 +173,19 @@ class Keeper:
 
     @functools.cached_property
     def _like(self) -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
-        """Shapes and types of what is saved whole, and of the arrays whose rows are saved apart."""
+        """Shapes and types of `_state`, and of the replay arrays, whose rows are saved apart."""
         shapes = self.program.shapes(self.capacity)
         rest = jax.eval_shape(lambda s: self._rest(s, None), shapes)
         tree = jax.eval_shape(self._state, shapes.learner, shapes.memory, rest)
         return tree, {name: getattr(shapes.replay, name) for name in ROWS}
 
     def _extend(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The arrays for a larger replay, if the run has become longer since they were saved."""
+        """The arrays of a larger replay, if the run was made longer after they were saved."""
         leaves, wanted = arrays.get("tree.sums.0"), self._like[0]["tree"].sums[0]
         if leaves is None or leaves.ndim != 2 or leaves.shape[0] != wanted.shape[0]:
             return arrays
         more = wanted.shape[1] - leaves.shape[1]
-        # Slots keep their numbers only if no lane has begun a second round of the ring.
+        # Slots keep their indices only if no lane has wrapped around its ring.
         if more <= 0 or (arrays.get("cursor", np.inf) >= leaves.shape[1]).any():
             return arrays
         wide = jnp.pad(jnp.asarray(leaves), ((0, 0), (0, more)))
@@ -194,7 +194,7 @@ class Keeper:
         return kept | named_arrays({"tree": tree})
 
     def _check(self, saved: Saved) -> None:
-        """Refuse numbers that no run of this config could have written."""
+        """Refuse counters that no run of this config could have written."""
         name = self.files.folder / str(saved.agent_step)
         try:
             whole = self._fits_together(saved)
@@ -247,9 +247,9 @@ class Keeper:
     def _place(
         self, store: dict[str, np.ndarray], rows: dict[str, np.ndarray], end: np.ndarray
     ) -> np.ndarray:
-        """Put the rows of one file into the replay; give where each lane's rows end.
+        """Write the rows of one file into the replay; returns the row [L] at which they end.
 
-        Rows from its start to the `end` of the file before were dropped again.
+        Rows from its start to the `end` of the file before were dropped later: they are cleared.
         """
         begin = 0
         for lane, (start, count) in enumerate(zip(rows["start"], rows["count"], strict=True)):
@@ -264,7 +264,7 @@ class Keeper:
     def _rejoin(
         self, collector: Collector, store: dict, counters: dict, pending: np.ndarray
     ) -> list[str]:
-        """Bring the simulators back into their episodes; start a new one where that fails."""
+        """Replay the running episodes; start a new one where the last observation differs."""
         actions = [
             store["action"][lane, (cursor - length + np.arange(length)) % self.capacity]
             for lane, (cursor, length) in enumerate(
@@ -275,7 +275,7 @@ class Keeper:
         lost = np.flatnonzero((obs != pending).any(1))
         if not lost.size:
             return []
-        for lane in lost:  # what was stored of the episode stays, as a truncated one
+        for lane in lost:  # keep its stored steps as a truncated episode
             store["final"][lane, counters["cursor"][lane]] = True
             counters["cursor"][lane] = (counters["cursor"][lane] + 1) % self.capacity
             counters["length"][lane] = 0
@@ -285,7 +285,7 @@ class Keeper:
         obs = collector.envs.restore(collector.episodes, actions)
         store["obs"][lost, counters["cursor"][lost]] = obs[lost]
         names = ", ".join(f"{i} ({self.program.setups[i].task})" for i in lost)
-        return [f"lane {names}: the simulator did not repeat its episode, so a new one begins"]
+        return [f"lane {names}: the simulator did not reproduce its episode, so a new one begins"]
 
 
 def numbers_fit(program: Program, numbers: Any, lengths: np.ndarray) -> bool:
@@ -310,9 +310,9 @@ def take_rows(arrays: dict[str, jax.Array], slots: jax.Array) -> dict[str, jax.A
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Hold a run folder for this process, or say who holds it."""
+    """Lock a run folder for this process, or raise a ConfigError that names the holder."""
     path = folder / "lock"
-    # No link is followed: the folder may come from a stranger.
+    # Do not follow a symlink: the folder may come from an untrusted source.
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+") as f:
         try:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)

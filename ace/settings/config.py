@@ -1,4 +1,4 @@
-"""Every setting of a run, each said once: its name, type, default and meaning.
+"""Every setting of a run, each defined once: its name, type, default and meaning.
 
 The classes are also JAX pytrees. A `float` is a leaf, so it may differ from lane to lane inside one
 compiled program; every other field shapes the program and must agree between lanes.
@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import ace.settings
 
 T = TypeVar("T")
-LONGEST = 100  # iterations and steps of a plan
+LONGEST = 100  # most iterations, and most steps, of a plan
 Precision = Literal["auto", "f32", "tf32", "bf16"]
 
 
@@ -175,7 +175,7 @@ class LearnConfig:
     updates_per_step: int = 1
     """Gradient steps per agent step."""
     update_mode: Literal["step", "block"] = "step"
-    """Pay updates at every step, while simulators run, or in a block when an episode ends."""
+    """Make updates at every step, while simulators run, or in a block when an episode ends."""
     novelty_weight: float = 0.25
     """c_r: weight of the novelty reward (0.5 is the paper's value for sparse tasks)."""
     novelty_ramp: Ramp = Ramp(0.0, 5_000.0, after_seed=True)
@@ -297,8 +297,8 @@ def _replace_one(node: Any, path: list[str], value: Any) -> Any:
 def from_dict(values: dict[str, Any], own: type | None = None) -> Config:
     """A config from nested dictionaries, checked; `own` is the class of the agent's own section.
 
-    A field that is missing is younger than the file and gets its default, which therefore must
-    mean what was done before the field existed.
+    A missing field was added after the file was written and gets its default, which must therefore
+    keep the behaviour from before the field existed.
     """
     config = _from_dict(Config, values, Config(own=own and own()))
     validate(config)
@@ -329,7 +329,7 @@ def _from_dict(cls: Any, values: Any, default: Any, path: str = "") -> Any:
 
 
 def _plain_value(kind: Any, value: Any, name: str) -> Any:
-    """A value of JSON as a value of a field, whose type must be that of the field."""
+    """A JSON value as the value of a field; refuses another type."""
     if get_origin(kind) is tuple and isinstance(value, list):
         return tuple(value)  # JSON has no tuples; an agent's own section may
     kind = str if get_origin(kind) is Literal else get_origin(kind) or kind
@@ -351,7 +351,7 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def literals(config: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
-    """The allowed words of every setting that is a choice."""
+    """The allowed values of every setting of a Literal type."""
     found: dict[str, tuple[str, ...]] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
@@ -373,7 +373,7 @@ def validate(config: Config) -> None:
 
 
 def _check_ranges(c: Config, flat: dict[str, Any]) -> None:
-    """Each number by itself."""
+    """Check each number by itself."""
     counts = ("env_steps", "action_repeat", "seed_steps", "eval_every", "eval_episodes")
     counts += ("plan.horizon", "plan.iterations", "plan.population", "plan.elites")
     counts += ("learn.batch", "learn.updates_per_step", "learn.target_period")
@@ -390,7 +390,7 @@ def _check_ranges(c: Config, flat: dict[str, Any]) -> None:
     for name, value in flat.items():
         if not isinstance(value, float | int) or isinstance(value, bool):
             continue
-        if name.startswith("own."):  # only the agent knows more
+        if name.startswith("own."):  # the agent checks its own ranges
             if not math.isfinite(value):
                 raise ConfigError(f"{name} is {value}; it must be a finite number")
         elif name != "workers" and not 0 <= value < math.inf:
@@ -404,7 +404,7 @@ def _check_ranges(c: Config, flat: dict[str, Any]) -> None:
 
 
 def _check_together(c: Config) -> None:
-    """Numbers that must agree with each other."""
+    """Check settings that depend on each other."""
     p = c.plan
     if p.population < p.elites:
         raise ConfigError(
@@ -419,8 +419,8 @@ def _check_together(c: Config) -> None:
     for name, count in (("plan.iterations", p.iterations), ("plan.horizon", p.horizon)):
         if count > LONGEST:
             raise ConfigError(
-                f"{name} is {count}; it must be at most {LONGEST}: every step of such a loop is "
-                "compiled by itself"
+                f"{name} is {count}; it must be at most {LONGEST}: the loop is unrolled, so every "
+                "step is compiled"
             )
     if p.population_decay < 1:
         raise ConfigError(f"plan.population_decay is {p.population_decay}; it must be at least 1")

@@ -14,6 +14,6 @@ def key(seed: jax.Array | int, purpose: str, step: jax.Array | int = 0) -> jax.A
 
 
 def host_seed(seed: int, purpose: str, index: int = 0) -> int:
-    """The same idea for what runs on the host (simulators, initialisation): a 32-bit seed."""
+    """A 32-bit seed for code on the host (simulators, initialisation), named in the same way."""
     entropy = [seed, PURPOSES.index(purpose), index]
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])

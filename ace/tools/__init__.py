@@ -1,1 +1,1 @@
-"""What is made of runs and programs: exported agents, measurements, figures."""
+"""Exported agents, measurements and figures, made from runs and programs."""

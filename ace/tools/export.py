@@ -1,6 +1,6 @@
-"""An agent on its own: the functions of one lane that need no training code, only JAX. Each is a
-file of named arrays, a StableHLO function that takes them, and a JSON that says what goes in and
-what comes out."""
+"""Export of the agent of one lane, as functions that need JAX but no training code. Each is a file
+of named arrays, a StableHLO function that takes them, and a JSON that describes inputs and
+outputs."""
 
 import json
 import os
@@ -23,7 +23,7 @@ PLATFORMS = ("cpu", "cuda")
 
 
 def export_agent(agent: TrainedAgent, out: Path) -> list[str]:
-    """Write what the agent plays in evaluations to a new folder; give the functions' names."""
+    """Write what the agent plays in evaluations to a new folder; returns their names."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists; export to a new folder")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def export_agent(agent: TrainedAgent, out: Path) -> list[str]:
 
 
 def about(agent: TrainedAgent) -> dict[str, Any]:
-    """What both functions say of themselves."""
+    """The part of the JSON that is the same for both functions."""
     ones = (1.0,) * agent.setup.sizes[1]
     low, high = get_spec(agent.task).action_bounds or (tuple(-x for x in ones), ones)
     return {
@@ -58,7 +58,7 @@ def about(agent: TrainedAgent) -> dict[str, Any]:
 
 
 def write_policy(agent: TrainedAgent, folder: Path) -> None:
-    """Write the policy: observations to actions."""
+    """Write the policy, a function from observations to actions."""
     obs_size, action_size = agent.setup.sizes
     batch = jax_export.symbolic_shape("batch")
     write(
@@ -74,7 +74,7 @@ def write_policy(agent: TrainedAgent, folder: Path) -> None:
 
 
 def write_agent(agent: TrainedAgent, folder: Path) -> None:
-    """Write the agent as it acts in evaluations: a memory and an observation to an action."""
+    """Write the agent as it acts in evaluations, from memory and observation to an action."""
     obs_size, action_size = agent.setup.sizes
     shapes = {name: [x.dtype.name, *x.shape] for name, x in agent.fresh.items()}
     scalars = {"first": "bool", "seed": "uint32", "count": "int32"}
@@ -109,7 +109,7 @@ def write(
     def whole(given: Arrays, *args: Any) -> Any:
         return function({**agent.arrays, **given}, *args)
 
-    # Only what the function uses: the policy needs neither critics nor model.
+    # Keep only arrays that the function uses: the policy needs neither critics nor model.
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(_numbers(x.shape), x.dtype), inputs)
     kept = _lower(whole, agent.arrays, one).module_kept_var_idx
     names = sorted(agent.arrays)  # the order in which a dict is flattened
@@ -130,7 +130,7 @@ def write(
 
 
 def _numbers(shape: tuple) -> tuple[int, ...]:
-    """A shape with 1 for every dimension that is a symbol."""
+    """A shape with 1 for every symbolic dimension."""
     return tuple(n if isinstance(n, int) else 1 for n in shape)
 
 

@@ -61,7 +61,7 @@ def align(rows: Rows, column: str = "return") -> tuple[np.ndarray, np.ndarray]:
     last = min(steps[-1] for steps, _ in curves)
     grid = np.unique(np.concatenate([steps for steps, _ in curves]))
     grid = grid[(grid >= first) & (grid <= last)]
-    # Seeds are evaluated at equal steps unless episodes end early; then read between points.
+    # Seeds are evaluated at equal steps unless episodes end early; then interpolate.
     return grid, np.stack([np.interp(grid, *curve) for curve in curves])
 
 
@@ -218,7 +218,7 @@ def _add_legend(figure: Any, handles: Sequence[Any]) -> None:
 
 
 def _write_png(figure: Any, out: Path) -> None:
-    """Save with a palette: a third of the size, and line art loses nothing to the eye."""
+    """Save with a palette: a third of the size, without a visible loss in line art."""
     from PIL import Image
 
     buffer = io.BytesIO()

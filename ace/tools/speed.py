@@ -29,7 +29,7 @@ from ace.run.loop import Loop
 from ace.run.request import Run
 from ace.settings.config import replace
 
-WARM_UP = 20  # calls before those that count
+WARM_UP = 20  # calls before those that are timed
 RUN_WARM_UP = 200  # steps of a run: processors and memory take about a second to settle
 Times = dict[str, float]
 
@@ -101,7 +101,7 @@ class Bench:
         return rng.standard_normal((self.lanes, self.program.obs_size)).astype(np.float32)
 
     def call(self, part: str) -> Any:
-        """Make one call, which replaces the state that it uses up."""
+        """Make one call, which donates the state and replaces it."""
         if part == "plan":
             out, self.state = self.program.act(self.state, self.message)
         else:
@@ -113,7 +113,7 @@ PARTS = ("plan", "update")
 
 
 def compile_all(program: Program, capacity: int) -> float:
-    """Seconds to compile, as a run does, whatever it needs."""
+    """Seconds to compile all that a run needs, in the same way as a run."""
     jax.clear_caches()
     begun = time.perf_counter()
     for thread in program.compile_ahead(capacity):
@@ -122,8 +122,8 @@ def compile_all(program: Program, capacity: int) -> float:
 
 
 def count_work(run: Run) -> Times:
-    """Floating-point operations of a plan and of an update of one lane by the plain formulas: what
-    a GPU computes besides, to have round sizes, does not count."""
+    """Floating-point operations of a plan and of an update of one lane by the plain functions:
+    padding on a GPU does not count."""
     plain = [s._replace(config=replace(s.config, {"kernels": "off"})) for s in run.setups[:1]]
     bench = Bench(Program(run.agent, plain), 1_000)
     parts = bench.program.parts(bench.state, bench.message)
@@ -169,7 +169,7 @@ def measure_run(run: Run, program: Program, steps: int) -> tuple[Times, dict[str
     with closing(Loop(run, program, capacity)) as loop:
 
         def go(enough: Callable[[int], bool]) -> list[float]:
-            """Seconds of steps until their number is enough, with what is left to the device."""
+            """Seconds of each step until `enough`; the last includes what the device had queued."""
             jax.block_until_ready(loop.state)
             ends = [time.perf_counter()]
             while not enough(len(ends) - 1):
@@ -197,7 +197,7 @@ def measure_run(run: Run, program: Program, steps: int) -> tuple[Times, dict[str
             loop.begin_evaluation()
             start = time.perf_counter() - begun
             go(lambda n: over() or evaluator.rounds == 2)  # all is compiled
-            if over():  # of short episodes; the next one is measured from its beginning
+            if over():  # episodes are short: measure the next evaluation from its beginning
                 first = loop.agent_step
                 loop.begin_evaluation()
             before = evaluator.rounds
@@ -210,7 +210,7 @@ def measure_run(run: Run, program: Program, steps: int) -> tuple[Times, dict[str
     longest = get_spec(run.setups[0].task).max_episode_steps or config.eval_every
     needed = length or RESET + longest / config.action_repeat * a_round  # steps of an evaluation
     busy = min(needed, between)
-    # What is left of an evaluation when the next one is due is waited for; at most so long.
+    # The run waits for the rest of an evaluation when the next is due; this is an upper bound.
     wait = start + (needed - busy) * np.mean(beside)
     average = (busy * np.mean(beside) + (between - busy) * np.mean(alone) + wait) / between
     return simulators, {
@@ -224,7 +224,7 @@ def measure_run(run: Run, program: Program, steps: int) -> tuple[Times, dict[str
 
 
 def measure(run: Run, steps: int, limit: float, work: Times) -> dict[str, Any]:
-    """All of one program, given the limit of the machine and the work of a lane."""
+    """Measure one program; `limit` is the machine's TFLOP/s, `work` the operations of a lane."""
     capacity = replay_capacity(run.setups)
     replay_bytes = check_memory(run.agent, run.setups, capacity)
     program = Program(run.agent, run.setups)
@@ -250,15 +250,15 @@ def measure(run: Run, steps: int, limit: float, work: Times) -> dict[str, Any]:
 
 
 def profile(run: Run) -> dict[str, list[dict[str, Any]]]:
-    """The kernels of a plan and of an update. Whatever is timed should be timed before: once
-    observed, a process launches its kernels more slowly."""
+    """The kernels of a plan and of an update. Time everything else before: once profiled, a process
+    launches its kernels more slowly."""
     bench = Bench(Program(run.agent, run.setups), replay_capacity(run.setups))
     return {part: profiled(functools.partial(bench.call, part)) for part in PARTS}
 
 
 def profiled(call: Callable[[], Any], calls: int = 5, most: int = 25) -> list[dict[str, Any]]:
     """What the device spends its time on in one call: name, calls and milliseconds."""
-    jax.block_until_ready(call())  # compiles, which tries kernels
+    jax.block_until_ready(call())  # compile before the trace: compiling runs kernels too
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(calls):
@@ -272,7 +272,7 @@ def profiled(call: Callable[[], Any], calls: int = 5, most: int = 25) -> list[di
             continue
         for line in plane.lines:
             for event in line.events:
-                # On a CPU, only what belongs to a compiled program; Python's own frames do not.
+                # On a CPU, count only events of compiled programs, not Python's frames.
                 if on_device or any(key == "hlo_op" for key, _ in event.stats):
                     totals[event.name][0] += 1 / calls
                     totals[event.name][1] += event.duration_ns / 1e6 / calls

@@ -19,9 +19,9 @@ Arrays = dict[str, Any]
 
 
 class Memory(NamedTuple):
-    """What an agent hands to itself from step to step of an episode."""
+    """What an agent keeps from step to step of an episode."""
 
-    own: Any  # the agent's, as named arrays
+    own: Any  # the agent's memory, as named arrays
     count: int  # steps of the episode so far
 
 
@@ -72,10 +72,8 @@ class TrainedAgent:
             self._calls[name] = jax.jit(function)
         return self._calls[name]
 
-    # --- pure functions of named arrays -----------------------------------------------------------
-
     def policy_function(self, arrays: Arrays, obs: jax.Array) -> jax.Array:
-        """The mean action for observations [..., O]."""
+        """The mean action for observations [..., O]; a pure function of named arrays."""
         assert self.program.agent.act_policy is not None
         with self._precision():
             acting = self._tree(0, arrays, self.arrays)
@@ -91,7 +89,7 @@ class TrainedAgent:
         seed: jax.Array,
         count: jax.Array,
     ) -> tuple[jax.Array, Arrays]:
-        """An action as in evaluation, and the memory for the next step."""
+        """An action as in evaluation, and the memory for the next step; a pure function too."""
         key = jax.random.fold_in(jax.random.key(seed), count)
         with self._precision():
             action, after = self.program.agent.act(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ace.planners import PLANNERS, Context, Planner, icem, register
+from ace.planners import PLANNERS, Context, Planner, icem, register, sequences
 from ace.planners.icem import plan, populations
 from ace.settings.config import Config, PlanConfig, Ramp, replace, validate
 
@@ -268,8 +268,8 @@ def test_elites_within_the_first_step(kept: bool) -> None:
 
 def test_warm_start_inside_a_short_working_horizon() -> None:
     seq = jnp.arange(6.0)[:, None]
-    np.testing.assert_array_equal(icem.shift(seq, jnp.int32(3))[:3, 0], [1, 2, 2])
-    np.testing.assert_array_equal(icem.shift(seq, jnp.int32(6))[:, 0], [1, 2, 3, 4, 5, 5])
+    np.testing.assert_array_equal(sequences.shift(seq, jnp.int32(3))[:3, 0], [1, 2, 2])
+    np.testing.assert_array_equal(sequences.shift(seq, jnp.int32(6))[:, 0], [1, 2, 3, 4, 5, 5])
     # A mean that only remembers: what comes out is what went in, one step on.
     config = replace(SMALL, {"plan.momentum": 1.0})
     memory = random_memory(config)
@@ -306,8 +306,8 @@ def test_finds_the_optimum_of_a_quadratic() -> None:
 
 floats = st.floats(-1e6, 1e6, width=32)
 odd = st.sampled_from([np.nan, np.inf, -np.inf])
-select = jax.jit(icem.select_elites, static_argnums=2)
-weigh = jax.jit(icem.elite_weights)
+select = jax.jit(sequences.select_elites, static_argnums=2)
+weigh = jax.jit(sequences.elite_weights)
 
 
 @settings(max_examples=150, deadline=None, database=None)
@@ -359,23 +359,23 @@ def test_elite_weights_multiply_by_the_temperature() -> None:
     values = np.array([3.0, 1.0, -2.0])
     for temperature in (0.5, 2.0):
         np.testing.assert_allclose(
-            icem.elite_weights(jnp.asarray(values), temperature),
+            sequences.elite_weights(jnp.asarray(values), temperature),
             weights_of(values, temperature),
             rtol=1e-5,
         )
-    large = icem.elite_weights(jnp.array([1e4, 1e4 - 2]), 0.5)  # no overflow
+    large = sequences.elite_weights(jnp.array([1e4, 1e4 - 2]), 0.5)  # no overflow
     np.testing.assert_allclose(large, weights_of(np.array([2.0, 0.0]), 0.5), rtol=1e-5)
 
 
 def test_fit_by_hand_and_bounds_of_the_deviation() -> None:
     chosen = jnp.array([[[0.0], [1.0]]])  # one step, two elites
-    mean, std = icem.fit(chosen, jnp.array([0.25, 0.75]), jnp.float32(0.0), 2.0)
+    mean, std = sequences.fit(chosen, jnp.array([0.25, 0.75]), jnp.float32(0.0), 2.0)
     assert mean[0, 0] == pytest.approx(0.75)
     assert std[0, 0] == pytest.approx(np.sqrt(0.25 * 0.75))
-    assert icem.fit(chosen, jnp.array([0.25, 0.75]), jnp.float32(0.6), 2.0)[1][
+    assert sequences.fit(chosen, jnp.array([0.25, 0.75]), jnp.float32(0.6), 2.0)[1][
         0, 0
     ] == pytest.approx(0.6)
-    assert icem.fit(chosen, jnp.array([0.25, 0.75]), jnp.float32(0.0), 0.1)[1][
+    assert sequences.fit(chosen, jnp.array([0.25, 0.75]), jnp.float32(0.0), 0.1)[1][
         0, 0
     ] == pytest.approx(0.1)
 
@@ -385,7 +385,7 @@ def test_choices_of_the_action() -> None:
     weights, mean = jnp.array([0.5, 0.3, 0.2]), jnp.array([[0.7], [9.0]])
 
     def choose(how, pick):
-        return icem.choose(how, jnp.float32(pick), chosen, weights, mean)[0]
+        return sequences.choose(how, jnp.float32(pick), chosen, weights, mean)[0]
 
     assert choose("best", 0.99) == np.float32(0.1)
     assert choose("mean", 0.0) == np.float32(0.7)

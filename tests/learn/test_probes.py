@@ -22,7 +22,11 @@ FLAGS = (
 def learned(tmp_path_factory):
     """Parameters of every lane after the run."""
     folder = tmp_path_factory.mktemp("probes") / "run"
-    state, _ = small_run(folder, *[f"probe/{t}" for t in TASKS], *FLAGS.split())
+    with pytest.MonkeyPatch.context() as patch:
+        # It runs for longer than it compiles, unlike the other tests.
+        well = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
+        patch.setattr("ace.engine.program.compiler_options", lambda: well)
+        state, _ = small_run(folder, *[f"probe/{t}" for t in TASKS], *FLAGS.split())
     return state.learner.params
 
 

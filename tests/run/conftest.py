@@ -21,7 +21,7 @@ def described(program: Program) -> tuple:
 SHARING = [True]
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="package")
 def shared_programs():
     """Look every function up before it is compiled."""
     start, compile = Program.__init__, Function.compile

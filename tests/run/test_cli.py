@@ -36,7 +36,7 @@ WRONG = [
     ("train probe/point --preset fast", "preset 'fast' unknown"),
     ("train probe/point --agent acee", "did you mean ace"),
     ("train probe/point --plan.planner icme", "did you mean icem"),
-    ("train probe/point --import no_such_module", "--import no_such_module failed"),
+    ("train probe/point --import no_such_module", "--import no_such_module: No module named"),
     ("train probe/point --import", "--import needs a value"),
     ("train probe/point --import my/module.py", "--import needs a value"),
     ("train probe/point --env-steps 0", "env_steps is 0"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import ace
+from ace.envs import TaskError
 from ace.settings.config import ConfigError
 
 IMPORT = """
@@ -37,6 +38,7 @@ def test_importing_loads_nothing_heavy() -> None:
 
 def test_a_run_is_trained_and_its_agents_act(run: ace.TrainedRun) -> None:
     rows = run.evaluations()
+    assert (run.folder / "curve.png").exists()
     assert {row["seed"] for row in rows} == {0, 1} and len(rows) == 4
     one, other = ace.load(run.folder), run.agent(1)
     assert (one.task, one.seed, other.seed) == ("probe/point", 0, 1)
@@ -74,13 +76,17 @@ def test_the_same_call_finds_the_finished_run(run: ace.TrainedRun, capsys) -> No
         ({"vary": {"learn.td_lambda": (0.1, 0.1)}}, "twice"),
         ({"seeds": (1, 1)}, "twice"),
         ({"preset": "cpuu"}, "unknown"),
-        ({"imports": ("no_such_module_here",)}, "no_such_module_here"),
     ],
 )
 def test_mistakes_are_named(given: dict, message: str, tmp_path) -> None:
     with pytest.raises(ConfigError, match=message):
         ace.train("probe/point", **{"preset": "debug", "folder": tmp_path / "run", **given})
     assert not (tmp_path / "run").exists()
+
+
+def test_a_module_that_cannot_be_imported_is_named(tmp_path) -> None:
+    with pytest.raises(TaskError, match="--import no_such_module_here: No module named"):
+        ace.train("probe/point", imports=("no_such_module_here",), folder=tmp_path / "run")
 
 
 def test_wrong_observations_and_lanes_are_named(run: ace.TrainedRun) -> None:

@@ -119,10 +119,6 @@ def test_only_presets_know_environments_among_the_settings() -> None:
 
 def test_importing_the_package_loads_nothing_else() -> None:
     """The door opens the rooms when they are asked for: `ace --version` must not wait for JAX."""
-    inside = {id(n) for f in ast.walk(TREES["__init__"]) if is_function(f) for n in ast.walk(f)}
-    outside = [n for n in ast.walk(TREES["__init__"]) if id(n) not in inside]
-    eager = imported(ast.Module([n for n in outside if isinstance(n, ast.stmt)], []))
-    assert not {n for n in eager if n.split(".")[0] in ("ace", "jax", "numpy", "optax")}
     code = (
         "import sys, ace; print([m for m in sys.modules if m.startswith(('ace.', 'jax', 'numpy'))])"
     )

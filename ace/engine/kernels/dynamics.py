@@ -184,10 +184,12 @@ def misfit(rows: int, latent: int, action: int, belief: int, hidden: int, dtype:
     if dtype != BF16:
         return f"{jnp.dtype(dtype).name}; it computes in bfloat16"
     if latent not in (16, 32, 64, 128):
-        return f"a latent of {latent}; it takes at most 128"
+        return f"a latent of {latent}; it takes 16, 32, 64 or 128"
     if belief != 128:
         return f"a belief of {belief}; it takes 128"
-    if action % 16 or hidden % CHUNK:
+    if action % 16:
+        return f"{action} rows for actions; it takes multiples of 16"
+    if hidden % CHUNK:
         return f"{hidden} hidden units; it takes multiples of {CHUNK}"
     return "" if rows >= 16 else f"{rows} rows; it takes 16 or more"
 

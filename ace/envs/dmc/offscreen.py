@@ -1,6 +1,6 @@
-"""Pictures of a MuJoCo simulation without a display. The OpenGL context is made at the first
-picture and not by dm_control, which must choose one when it is imported: so training needs no
-OpenGL at all, and a picture can still be taken later in the same process."""
+"""Offscreen rendering of a MuJoCo simulation. The OpenGL context is made at the first picture, not
+by dm_control, which would make one when it is imported. So training needs no OpenGL, and the same
+process can still render later."""
 
 import atexit
 import ctypes.util
@@ -20,7 +20,7 @@ LIBRARIES = {"egl": "EGL", "osmesa": "OSMesa"}
 
 
 class Camera:
-    """Draws a model from one of its own cameras, or from outside if it has none."""
+    """Draws a model from one of its own cameras, or from a free camera if it has none."""
 
     def __init__(self, model: Any, index: int, width: int, height: int) -> None:
         self.size = (width, height)
@@ -39,7 +39,7 @@ class Camera:
             self._view.type = mujoco.mjtCamera.mjCAMERA_FIXED.value
         else:
             mujoco.mjv_defaultFreeCamera(model, self._view)
-        # mujoco shuts OpenGL down at exit; what is still open must be freed before.
+        # mujoco shuts OpenGL down at exit: free the context before that.
         atexit.register(self.close)
 
     def draw(self, data: Any) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""Four parts of dm_control in a cheaper form, which saves a fifth to a third of a task's time.
-They go in the place of the originals, for the whole process; that can change no result, as each
-does the same floating-point operations in the same order, or hands over to the original."""
+"""Cheaper versions of four parts of dm_control, which save a fifth to a third of a task's time.
+They replace the originals in the whole process and change no result: each does the same
+floating-point operations in the same order, or calls the original."""
 
 import importlib
 from typing import Any
@@ -31,7 +31,7 @@ def install() -> None:
 
 
 class Indexer(index.FieldIndexer):
-    """A field that remembers which numbers the names in an index stand for.
+    """A field that caches the indices of the names in a key.
 
     The names of a model never change, and a physics that is reloaded makes new indexers.
     """
@@ -53,14 +53,14 @@ class Indexer(index.FieldIndexer):
             found = super()._convert_key(key)
         except TypeError:  # a slice, an array or a list of lists
             return super()._convert_key(key)
-        # Nothing but strings: 1, 1.0 and True are equal as keys and differ as indices.
+        # Cache only strings: 1, 1.0 and True are equal as keys and differ as indices.
         if _is_named(key):
             self._known[names] = found
         return found
 
 
 def _hashable(item: Any) -> Any:
-    # A list picks entries and a tuple goes along the axes: they must not be equal as keys.
+    # A list selects entries and a tuple indexes axes: they must not be equal as keys.
     return (list, *item) if type(item) is list else item
 
 
@@ -71,7 +71,7 @@ def _is_named(key: Any) -> bool:
 
 
 def step(self: Any, nstep: int = 1) -> None:
-    """Do what `Physics.step` does, and look closer at the simulator's warnings only if any came."""
+    """`Physics.step`, but the simulator's warnings are checked only if their counts changed."""
     if not self.legacy_step:
         _step(self, nstep)
         return
@@ -85,7 +85,7 @@ def step(self: Any, nstep: int = 1) -> None:
             mujoco.mj_step(model, data, nstep - 1)
     mujoco.mj_step1(model, data)
     if counts.tobytes() != before:
-        # Show the change once more to the original check, which knows what to raise.
+        # Repeat the change inside the original check, which raises the right error.
         after = counts.copy()
         counts[:] = np.frombuffer(before, counts.dtype)
         with self.check_invalid_state():
@@ -99,7 +99,7 @@ def tolerance(
     sigmoid: str = "gaussian",
     value_at_margin: float = 0.1,
 ) -> Any:
-    """Do what `rewards.tolerance` does, a single number without functions for arrays."""
+    """`rewards.tolerance`, but a single number goes through no array functions."""
     lower, upper = bounds
     scalar = isinstance(x, float)
     if not (
@@ -120,14 +120,14 @@ def tolerance(
             scaled = excess * (1 - value_at_margin)
             value = float(1 - scaled) if abs(scaled) < 1 else 0.0
         else:
-            # As in the original a numpy.float64, whose powers may differ from those of a float.
+            # A numpy.float64, as in the original: its powers may differ from those of a float.
             value = float(rewards._sigmoids(np.float64(excess), value_at_margin, sigmoid))
     return value if scalar else np.asarray(value)
 
 
 def find_height(physics: Any, orientation: Any, x_pos: float = 0.0, y_pos: float = 0.0) -> None:
-    """Do what `quadruped._find_non_contacting_height` does, which lifts the body by a centimetre
-    until nothing touches and computes all forces each time; here the last time alone."""
+    """`quadruped._find_non_contacting_height`, which lifts the body by a centimetre until nothing
+    touches; forces are computed only at the final height, not after every lift."""
     model, data, height = physics.model.ptr, physics.data.ptr, 0.0
 
     def place() -> None:

@@ -1,6 +1,6 @@
-"""The tasks of the DeepMind Control Suite, named `dmc/domain-task`. The suite's own loop is
-unrolled here for one reason: with action repeat, only the last observation of a repeat is needed,
-and making them takes up to a quarter of the suite's time."""
+"""The tasks of the DeepMind Control Suite, named `dmc/domain-task`. The suite's own loop is written
+out here, because with action repeat only the last observation of a repeat is needed, and computing
+observations takes up to a quarter of the suite's time."""
 
 import math
 import os
@@ -13,9 +13,9 @@ import numpy as np
 
 from ace.envs.api import EnvSpec, StepResult, TaskError, rescale_action
 
-# Tasks without a time limit (lqr) get that of all others.
+# Tasks without a time limit (lqr) get the limit of all others.
 DEFAULT_LIMIT = 1000
-# MuJoCo writes "no limit" as 1e10; an action in [-1, 1] then acts as it is.
+# MuJoCo writes "no limit" as 1e10; an action in [-1, 1] is then not rescaled.
 UNBOUNDED = 1e9
 # The camera that shows the body best, where it is not the first.
 CAMERAS = {"quadruped": 2}

@@ -1,1 +1,1 @@
-"""Many environments stepped at once by worker processes."""
+"""Many environments stepped in parallel by worker processes."""

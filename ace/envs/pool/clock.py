@@ -1,5 +1,5 @@
-"""How long a worker has been at a request, not counting the time in which it was ready to run but
-other processes had the processor. So a busy machine does not make a worker look hung."""
+"""How long a worker has worked on a request, not counting the time in which it was ready to run but
+other processes had the core. So a busy machine does not make a worker look hung."""
 
 import os
 import time
@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 
 class _Seen(NamedTuple):
-    """Nanoseconds that the main thread of a process has had, and has waited for, a processor."""
+    """Nanoseconds that the main thread of a process has run, and has waited for a core."""
 
     ran: int
     queued: int
 
 
 class WorkerClock:
-    """The time that counts against a process; where Linux does not tell, this is wall time."""
+    """The time that counts against a process; wall time where the kernel has no statistics."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -25,10 +25,10 @@ class WorkerClock:
         self.start()
 
     def start(self) -> None:
-        """Start from zero: a request is sent. Nothing is read yet, for this is done at every step
-        of every worker."""
+        """Restart from zero when a request is sent. This runs at every step of every worker, so it
+        reads no file."""
         self._begun, self._counted = time.monotonic(), 0.0
-        self._at: float | None = None  # when the process was looked at last
+        self._at: float | None = None  # when the statistics were read last
         self._seen: _Seen | None = None
 
     def wall(self) -> float:
@@ -36,7 +36,7 @@ class WorkerClock:
         return time.monotonic() - self._begun
 
     def count(self) -> float:
-        """Seconds since the first call after the start in which the process ran, or slept."""
+        """Seconds that the process ran or slept since the first call after `start`."""
         now, seen = time.monotonic(), self._look()
         if self._at is None:
             self._at, self._seen = now, seen
@@ -44,9 +44,9 @@ class WorkerClock:
         waited = 0.0
         if seen is not None and self._seen is not None:
             waited = 1e-9 * (seen.queued - self._seen.queued)
-            # Linux adds a wait only when it is over. A process that is ready to run now is taken
-            # to have waited for all the time in which it did not run; if it slept before, this
-            # grants it one interval between two looks too many.
+            # Linux adds a wait only when it is over. So a process that is ready to run now counts
+            # as waiting for all the time in which it did not run; if it slept in that time, this
+            # grants it at most one interval between two calls too many.
             if self._ready_to_run():
                 waited = max(waited, passed - 1e-9 * (seen.ran - self._seen.ran))
         self._counted += max(passed - waited, 0.0)
@@ -66,7 +66,7 @@ class WorkerClock:
             ran, queued, _ = os.pread(self._file, 64, 0).split()
         except (OSError, ValueError):
             return None
-        # A kernel without these statistics says zero, and a process that runs would seem to wait.
+        # A kernel without these statistics reports 0: a process that runs would seem to wait.
         return _Seen(int(ran), int(queued)) if int(ran) else None
 
     def _ready_to_run(self) -> bool:

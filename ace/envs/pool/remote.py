@@ -1,7 +1,7 @@
 """The parent's handle of one worker process: starts it, talks to it and notices when it is dead or
 hangs. Workers are fresh interpreters that import neither JAX nor the main module;
-`multiprocessing` would import the main module, and with it JAX, once more in every worker, so they
-are started by hand."""
+`multiprocessing` would import the main module, and with it JAX, in every worker, so `subprocess`
+starts them."""
 
 import os
 import pickle
@@ -47,15 +47,15 @@ class Remote:
             self._process = _start_worker(theirs.fileno(), memory_fd)
         self._clock = WorkerClock(self._process.pid)
         self._yields = False
-        # Made once: `Connection.poll` makes a selector for every question.
+        # Made once: `Connection.poll` makes a selector in every call.
         self._arrived = select.poll()
         self._arrived.register(self._connection, select.POLLIN)
         self.send(pickle.dumps((self.requests, first_row, sizes, awake, FAMILIES)))
 
     def yield_processor(self) -> None:
-        """Let the worker run where nothing else wants to."""
+        """Let the worker run only on idle cores."""
         self._yields = True
-        # A process that is merely nice may keep a processor for milliseconds from one that wakes.
+        # SCHED_IDLE, because a merely nice process can delay a waking one by milliseconds.
         if hasattr(os, "SCHED_IDLE"):
             with suppress(OSError):
                 os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))
@@ -63,9 +63,9 @@ class Remote:
         os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
 
     def take_processor(self) -> None:
-        """Give the worker its normal priority back, if the system allows that."""
+        """Restore the normal priority of the worker, if the system allows that."""
         self._yields = False
-        with suppress(OSError):  # often only root may
+        with suppress(OSError):  # often only root may raise it
             if hasattr(os, "SCHED_IDLE"):
                 os.sched_setscheduler(self._process.pid, os.SCHED_OTHER, os.sched_param(0))
             os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)
@@ -77,14 +77,13 @@ class Remote:
             self._connection.send_bytes(message)
 
     def ready(self) -> bool:
-        """Whether the worker's reply, or its end, has come."""
+        """Whether the worker has replied or died."""
         return bool(self._arrived.poll(0))
 
     def recv(self, timeout: float | None) -> Reply:
         """Wait for the worker's reply: the error or the faults, if any.
 
-        The worker may take `timeout` seconds, not counting the time in which it waits for a
-        processor.
+        The worker may take `timeout` seconds, not counting the time in which it waits for a core.
         """
         try:
             if timeout is not None and not self._answers(timeout):
@@ -96,7 +95,7 @@ class Remote:
 
     def _answers(self, timeout: float) -> bool:
         pause = timeout / LOOKS
-        # Nearly every reply comes here, before the clock is read.
+        # Nearly every reply arrives here, before the clock is read.
         if self._arrived.poll(1e3 * max(pause - self._clock.wall(), 0.0)):
             return True
         left = timeout - self._clock.count()
@@ -109,8 +108,8 @@ class Remote:
         return True
 
     def overdue(self, timeout: float) -> bool:
-        """Whether the worker has had `timeout` seconds of a processor or of sleep since it was half
-        as late; from then on it has its normal priority."""
+        """Whether the worker ran or slept for `timeout` seconds, counted from half the timeout on,
+        when it also gets its normal priority back."""
         if self._clock.wall() < timeout / 2:
             return False
         if self._yields:
@@ -123,14 +122,14 @@ class Remote:
             self._connection.send_bytes(CLOSE)
 
     def kill(self) -> None:
-        """End the worker at once."""
+        """Kill the worker."""
         self._process.kill()
         self._process.wait()
         self._connection.close()
         self._clock.close()
 
     def close(self) -> None:
-        """Wait for the end of the worker, and make sure of it."""
+        """Wait until the worker exits; kill it after CLOSE_SECONDS."""
         self._connection.close()
         self._clock.close()
         try:
@@ -166,7 +165,7 @@ def _start_worker(connection_fd: int, memory_fd: int) -> subprocess.Popen[bytes]
         pass_fds=(connection_fd, memory_fd),
         env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
         stdin=subprocess.DEVNULL,
-        # A Ctrl-C in the terminal does not reach it, not even at start. No session of its own:
-        # where processors are shared out among sessions, priorities count only inside one.
+        # In its own process group, Ctrl-C in the terminal never reaches it. Not in its own session:
+        # where Linux shares cores among sessions (autogroup), priorities count only inside one.
         process_group=0,
     )

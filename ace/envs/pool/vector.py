@@ -1,5 +1,5 @@
-"""Many environments stepped at once by worker processes. Arrays lie in shared memory; a few bytes
-over a pipe say when."""
+"""Many environments stepped in parallel by worker processes. Arrays are in shared memory; short
+messages over pipes start and end a step."""
 
 import mmap
 import os
@@ -36,7 +36,7 @@ NEXT_CALL = {
 
 
 class VectorStep(NamedTuple):
-    """What one step of all environments gives."""
+    """The result of one step of all environments."""
 
     obs: np.ndarray  # float32 [N, O]; where an episode ended, the first of the next one
     final_obs: np.ndarray  # float32 [N, O]; the true next observation of the transition
@@ -51,13 +51,12 @@ class VectorEnv:
     """N environments that are reset and stepped together, spread over `workers` processes.
 
     `obs_size` and `action_size` may exceed an environment's own: observations are padded with
-    zeros and actions cut. With workers=0 the environments live in this process. What fails in a
-    step is replaced: an environment that raises or returns non-finite numbers, and a worker that
-    dies or does not answer within `timeout` seconds, with all of its environments; time in which a
-    worker waits for a processor does not count. The step says so in `faults`. After any other
-    error the whole pool is closed. Workers in the `background` leave the processor to others;
-    those that are `awake` do not sleep between steps. `numbers` is the largest count of named
-    numbers of the tasks, or 0 if they are not wanted.
+    zeros and actions cut. With workers=0 the environments live in this process. A step replaces an
+    environment that raises or returns non-finite numbers, and a worker that dies or does not answer
+    within `timeout` seconds, with all of its environments; time in which a worker waits for a core
+    does not count. `VectorStep.faults` lists them. Any other error closes the whole pool. Workers
+    in the `background` run only on idle cores; `awake` workers busy-wait between steps. `numbers`
+    is the largest count of named numbers of the tasks, or 0 if they are not wanted.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class VectorEnv:
             self._yield_processor(self._groups)
 
     def reset(self, seeds: Sequence[int] | None = None) -> np.ndarray:
-        """Start new episodes everywhere, re-seeded where seeds are given, and give obs [N, O]."""
+        """Start new episodes in all environments, with new seeds if any; returns obs [N, O]."""
         self.begin_reset(seeds)
         return self.end_reset()
 
@@ -119,7 +118,7 @@ class VectorEnv:
         return self._begun(self._nothing())
 
     def restore(self, episodes: Iterable[int], actions: Sequence[np.ndarray]) -> np.ndarray:
-        """Go back into the given episodes by playing their actions again, and give obs [N, O]."""
+        """Return to a point inside episodes by replaying their actions; returns obs [N, O]."""
         self._episodes[:] = list(episodes)
         self._begin("restore", (self._episodes.tolist(), list(actions)))
         return self._begun(list(actions))
@@ -133,7 +132,7 @@ class VectorEnv:
                 group.send(message)
 
     def _begun(self, actions: Sequence[np.ndarray]) -> np.ndarray:
-        """Wait until episodes have begun; a worker that is lost is replaced and does the same."""
+        """Wait until all episodes have begun; a lost worker is replaced and begins them again."""
         self._expect("beginning")
         with self._closed_on_error():
             for index, reply in enumerate(self._replies(self._patience(actions))):
@@ -218,13 +217,13 @@ class VectorEnv:
         return Remote(held, start, self._memory_fd, self._sizes, self._awake)
 
     def _yield_processor(self, groups: Sequence["_Local | Remote"]) -> None:
-        # Only once they are made: the caller waits for that, so nothing else is in a hurry.
+        # Called after the workers have started: the caller waits for that, so it should be fast.
         for group in groups:
             if self._background and isinstance(group, Remote):
                 group.yield_processor()
 
     def _replies(self, timeout: float | None) -> list[Reply]:
-        """One reply of every group, each within the time limit since it was asked."""
+        """One reply of every group, each within `timeout` seconds of its request."""
         return [group.recv(timeout) for group in self._groups]
 
     def _finish_step(self) -> list[Fault]:
@@ -254,13 +253,13 @@ class VectorEnv:
     def _replace(
         self, index: int, episodes: np.ndarray, actions: Sequence[np.ndarray]
     ) -> Exception | None:
-        """Put a new worker, inside the given episodes, in the place of one that is lost."""
+        """Replace a lost worker by a new one, restored into the same episodes."""
         lost = self._groups[index]
         assert isinstance(lost, Remote)
         lost.kill()
         group = self._start(lost.first_row, lost.first_row + len(lost.requests))
         self._groups[index] = group
-        reply = group.recv(self._timeout + len(lost.requests))  # it may have many to make
+        reply = group.recv(self._timeout + len(lost.requests))  # a second more for each environment
         if not isinstance(reply, Exception):
             self._yield_processor([group])
             group.send(pickle.dumps(("restore", (episodes.tolist(), list(actions)))))
@@ -268,7 +267,7 @@ class VectorEnv:
         return reply if isinstance(reply, Exception) else None
 
     def _patience(self, actions: Sequence[np.ndarray]) -> float | None:
-        """Seconds to wait for the beginning of episodes; playing one again may take any time."""
+        """Seconds to wait until episodes have begun; None, no limit, if any is replayed."""
         return None if any(map(len, actions)) else self._timeout
 
     def _nothing(self) -> list[np.ndarray]:
@@ -284,19 +283,19 @@ class _Local:
         self._message: bytes | None = None
 
     def send(self, message: bytes) -> None:
-        """Keep the message until the reply is asked for."""
+        """Keep the message until `recv`."""
         self._message = message
 
     def ready(self) -> bool:
-        """It works when the reply is asked for."""
+        """Always: `recv` does the work."""
         return True
 
     def overdue(self, timeout: float) -> bool:
-        """Nothing is under way between the calls."""
+        """Never: nothing runs between calls."""
         return False
 
     def recv(self, timeout: float | None) -> Reply:
-        """Do what the message says and give the error or the faults, if any."""
+        """Execute the message; returns the error or the faults, if any."""
         if self._message is None:  # the reply to the start
             return None
         try:
@@ -305,7 +304,7 @@ class _Local:
             return error
 
     def ask_to_close(self) -> None:
-        """Nothing to ask for."""
+        """Nothing to do before `close`."""
 
     def close(self) -> None:
         """Close the environments."""
@@ -321,7 +320,7 @@ def _close_all(groups: list[_Local | Remote], memory_fd: int) -> None:
 
 
 def _memory_file(size: int) -> int:
-    """Open a file of the given size that has no name, so that nothing can be left behind."""
+    """Open an anonymous file of a size, which no crash can leave behind."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("ace-envs")
     else:

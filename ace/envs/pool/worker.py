@@ -1,5 +1,5 @@
-"""The part of VectorEnv that steps environments: a group of lanes over shared arrays, and the main
-loop of a worker process. Both run the same `Group`, in this process or in another."""
+"""The part of VectorEnv that steps environments: a group of them over shared arrays, and the main
+loop of a worker process. The same `Group` runs in this process or in a worker."""
 
 import mmap
 import os
@@ -27,7 +27,7 @@ STEP = pickle.dumps(("step", None))
 CLOSE = pickle.dumps(("close", None))
 DONE = pickle.dumps(None)
 IN_STEP, IN_RESET = "failed in step", "failed in reset"
-AWAKE = 0.01  # seconds that a worker with a core to itself looks for its next message
+AWAKE = 0.01  # seconds that an awake worker busy-waits for its next message
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def arrays_over(buffer: Any, sizes: Sizes) -> Arrays:
     )
 
 
-class Lane:
+class Simulator:
     """One environment and its rows of the shared arrays, cut to its own sizes."""
 
     def __init__(self, request: EnvRequest, row: int, arrays: Arrays) -> None:
@@ -128,14 +128,13 @@ class Lane:
         self.episode = -1
 
     def make(self) -> Env:
-        """A new environment of this lane."""
+        """A new environment for the request."""
         return make(self.request.task, self.request.seed, self.request.action_repeat)
 
     def begin(self, episode: int) -> np.ndarray:
         """Reset into an episode, which is a function of the seed, its number and the actions.
 
-        So a run can continue inside an episode by playing its actions again, whatever the
-        simulator is.
+        So a run can resume inside an episode by replaying its actions, with any simulator.
         """
         self.episode = episode
         entropy = np.random.SeedSequence([self.seed, episode])
@@ -143,20 +142,20 @@ class Lane:
 
 
 class Group:
-    """The lanes that one process steps, one after the other."""
+    """The environments that one process steps, one after the other."""
 
     def __init__(self, requests: Sequence[EnvRequest], first_row: int, arrays: Arrays) -> None:
         self.arrays = arrays
-        self.lanes: list[Lane] = []
+        self.simulators: list[Simulator] = []
         for row, request in enumerate(requests, first_row):
             try:
-                self.lanes.append(Lane(request, row, arrays))
+                self.simulators.append(Simulator(request, row, arrays))
             except Exception as error:
                 self.close()
                 raise _labelled(error, request, "could not be made") from error
 
     def run(self, command: str, argument: Any) -> list[Fault] | None:
-        """Do what a message asks for."""
+        """Execute a message."""
         if command == "step":
             return self.step() or None
         if command == "restore":
@@ -164,35 +163,35 @@ class Group:
         return self.reset(argument)
 
     def reset(self, seeds: Sequence[int] | None) -> None:
-        """Start the next episodes, or the first ones of new seeds, which are those of all rows."""
-        for lane in self.lanes:
+        """Start the next episodes, or the first ones of new `seeds`, which are for all rows."""
+        for simulator in self.simulators:
             try:
                 if seeds is not None:
-                    lane.seed, lane.episode = seeds[lane.row], -1
-                lane.obs[:] = lane.begin(lane.episode + 1)
-                lane.final_obs[:] = lane.obs
+                    simulator.seed, simulator.episode = seeds[simulator.row], -1
+                simulator.obs[:] = simulator.begin(simulator.episode + 1)
+                simulator.final_obs[:] = simulator.obs
             except Exception as error:
-                raise _labelled(error, lane.request, IN_RESET) from error
+                raise _labelled(error, simulator.request, IN_RESET) from error
 
     def restore(self, episodes: Sequence[int], actions: Sequence[np.ndarray]) -> None:
-        """Go back into episodes by playing their actions again; both are those of all rows.
+        """Return to a point inside episodes by replaying their actions; both are for all rows.
 
-        Where that fails, the lane stands at the beginning of its episode.
+        An environment for which that fails is left at the beginning of its episode.
         """
-        for lane in self.lanes:
+        for simulator in self.simulators:
             try:
-                lane.obs[:] = lane.begin(episodes[lane.row])
+                simulator.obs[:] = simulator.begin(episodes[simulator.row])
                 try:
-                    for action in actions[lane.row]:
-                        lane.obs[:] = lane.env.step(action[: lane.action.size]).obs
+                    for action in actions[simulator.row]:
+                        simulator.obs[:] = simulator.env.step(action[: simulator.action.size]).obs
                 except Exception:
-                    lane.env = lane.make()
-                    lane.obs[:] = lane.begin(episodes[lane.row])
+                    simulator.env = simulator.make()
+                    simulator.obs[:] = simulator.begin(episodes[simulator.row])
             except Exception as error:
-                raise _labelled(error, lane.request, IN_RESET) from error
+                raise _labelled(error, simulator.request, IN_RESET) from error
 
     def step(self) -> list[Fault]:
-        """Step every lane once; a lane whose episode ends starts the next one at once.
+        """Step every environment once; where an episode ends, the next one starts at once.
 
         An environment that fails is made anew and begins its next episode; the others go on.
         """
@@ -202,46 +201,48 @@ class Group:
             self.arrays.terminated,
             self.arrays.truncated,
         )
-        for lane in self.lanes:
+        for simulator in self.simulators:
             try:
-                result = lane.env.step(lane.action)
+                result = simulator.env.step(simulator.action)
                 ended = result.terminated or result.truncated
-                lane.final_obs[:] = result.obs
-                lane.obs[:] = lane.begin(lane.episode + 1) if ended else result.obs
+                simulator.final_obs[:] = result.obs
+                simulator.obs[:] = simulator.begin(simulator.episode + 1) if ended else result.obs
             except Exception as error:
-                faults.append(self._replace(lane, _labelled(error, lane.request, IN_STEP)))
+                faults.append(
+                    self._replace(simulator, _labelled(error, simulator.request, IN_STEP))
+                )
                 continue
-            reward[lane.row] = result.reward
-            terminated[lane.row] = result.terminated
-            truncated[lane.row] = result.truncated
-            if lane.numbers.size:
-                lane.numbers[:] = result.numbers
+            reward[simulator.row] = result.reward
+            terminated[simulator.row] = result.terminated
+            truncated[simulator.row] = result.truncated
+            if simulator.numbers.size:
+                simulator.numbers[:] = result.numbers
         return faults
 
-    def _replace(self, lane: Lane, error: Exception) -> Fault:
-        with suppress(Exception):  # it is broken, it may fail in this too
-            lane.env.close()
-        lane.obs[:] = 0.0
-        fault = Fault(lane.row, str(error))
+    def _replace(self, simulator: Simulator, error: Exception) -> Fault:
+        with suppress(Exception):  # it is broken, so closing may fail too
+            simulator.env.close()
+        simulator.obs[:] = 0.0
+        fault = Fault(simulator.row, str(error))
         try:
-            lane.env = lane.make()
-            lane.obs[:] = lane.begin(lane.episode + 1)
+            simulator.env = simulator.make()
+            simulator.obs[:] = simulator.begin(simulator.episode + 1)
         except Exception as again:
-            again = _labelled(again, lane.request, IN_RESET)
+            again = _labelled(again, simulator.request, IN_RESET)
             text = f"{error}\nIts replacement failed too. {again}"
-            fault = Fault(lane.row, text, final=True)
-        self.arrays.begin_anew(lane.row)
+            fault = Fault(simulator.row, text, final=True)
+        self.arrays.begin_anew(simulator.row)
         return fault
 
     def close(self) -> None:
         """Close every environment."""
-        for lane in self.lanes:
-            lane.env.close()
-        self.lanes = []
+        for simulator in self.simulators:
+            simulator.env.close()
+        self.simulators = []
 
 
 def _labelled(error: Exception, request: EnvRequest, what: str) -> Exception:
-    """Say which lane an error comes from; a crash inside a step comes with its trace."""
+    """Name the environment in an error; a crash inside a step keeps its traceback."""
     text = f"{request.label} ({request.task}) {what}: "
     if isinstance(error, (EnvError, TaskError)):
         return type(error)(f"{text}{error}")
@@ -264,9 +265,9 @@ def main(connection_fd: int, memory_fd: int) -> None:
 
 
 def serve(connection: Connection, memory_fd: int) -> None:
-    """Make the lanes that the first message describes, then answer every message."""
+    """Make the environments that the first message describes, then answer every message."""
     requests, first_row, sizes, awake, families = connection.recv()
-    FAMILIES.update(families)  # the main program's: nothing else of it is imported here
+    FAMILIES.update(families)  # registered in the main program, which is not imported here
     arrived = select.poll()
     arrived.register(connection, select.POLLIN)
     buffer = mmap.mmap(memory_fd, arrays_nbytes(sizes))
@@ -278,7 +279,7 @@ def serve(connection: Connection, memory_fd: int) -> None:
         return
     connection.send_bytes(DONE)
     while True:
-        # A processor that falls asleep between steps wakes up late, and is slow at first.
+        # Busy-wait: a core that goes idle between steps wakes up late and at a low clock.
         end = time.perf_counter() + AWAKE * awake
         while time.perf_counter() < end and not arrived.poll(0):
             pass
