@@ -334,9 +334,8 @@ class Loop:
         if got.episodes:
             metrics = () if self.metrics is None else np.asarray(self.metrics).T
             for e in got.episodes:
-                named = zip(
-                    program.agent.metrics, metrics, strict=bool(len(metrics))
-                )  # empty before an update
+                names = program.agent.metrics if len(metrics) else ()  # none before an update
+                named = zip(names, metrics, strict=True)
                 mine = {name: float(x[e.lane]) for name, x in named}
                 mine["faults"] = int(self.collector.faults[e.lane])
                 self.recorder.episode(e.lane, self.env_step, e.ret, e.length, mine, e.numbers)

@@ -63,7 +63,7 @@ def planned(latent: int, precision: str, form: str, ranked: bool) -> Any:
     return jax.tree.map(np.asarray, found), report
 
 
-@pytest.mark.parametrize("latent", LATENTS)
+@pytest.mark.parametrize("latent", LATENTS[:1])
 def test_a_plan_in_f32(latent: int) -> None:
     (got, report), (wanted, none) = (
         planned(latent, "f32", form, ranked=False) for form in ("fused", "plain")
