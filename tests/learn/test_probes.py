@@ -12,7 +12,7 @@ from tests.run.helpers import small_run
 DISCOUNT = 0.9
 TASKS = ("constant", "observation", "discount", "action", "action_observation", "truncation")
 FLAGS = (
-    "--env-steps 700 --seed-steps 200 --eval-every 700 --net.mlp 32 --learn.batch 64 "
+    "--env-steps 600 --seed-steps 200 --eval-every 600 --net.mlp 32 --learn.batch 64 "
     f"--learn.discount {DISCOUNT} --learn.novelty-weight 0 --learn.target-momentum 0.9 "
     "--learn.updates-per-step 2 --learn.learning-rate 2e-3 --learn.policy-learning-rate 1e-3"
 )

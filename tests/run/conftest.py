@@ -6,14 +6,20 @@ import pytest
 
 from ace.engine.compile import Function
 from ace.engine.program import Program
-from ace.settings.config import flatten
+from ace.settings.config import replace
 
 COMPILED: dict[tuple, object] = {}
+# Only the host reads these; `env_steps` also sets the replay's capacity, which is a shape.
+HOST = {
+    **{"env_steps": 1, "eval_every": 1, "workers": 0, "env_timeout": 1, "fault_limit": 1},
+    **{"action_repeat": 1, "learn.update_mode": "step", "learn.updates_per_step": 1},
+}
 
 
 def described(program: Program) -> tuple:
-    """All that the functions of a program depend on, besides the shapes of their arguments."""
-    settings = [tuple(flatten(s.config).items()) for s in program.setups[:1]]
+    """All that the functions of a program depend on, besides the values and shapes of their
+    arguments: float settings are among those."""
+    settings = jax.tree.structure(replace(program.config, HOST))
     sizes = len(program.setups), program.obs_size, program.action_size
     return program.agent_name, id(program.agent), str(settings), sizes
 
