@@ -274,9 +274,12 @@ class Program:
         rest = [later[who] for who in self.agent.plays]
         return [*first, compile_in_background(self.stop, *rest, after=first)]
 
-    def waiting(self) -> list[str]:
-        """The functions of a run's step that are not compiled yet."""
+    def waiting(self, evaluation: bool = False) -> list[str]:
+        """The functions of a step, or of an evaluation, that are not yet compiled."""
         parts = {"act": self._act, "update": self._update}
+        if evaluation:
+            both = {"agent": self._act_eval, "policy": self._act_policy}
+            parts = {who: both[who] for who in self.agent.plays}
         return [name for name, function in parts.items() if not function.ready]
 
     def parts(self, state: RunState, message: Packed) -> dict[str, tuple[Function, tuple]]:

@@ -1,7 +1,6 @@
 """The training loop: act, let the simulators run while the device learns, store, repeat."""
 
 import math
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from ace.run.collect import Collector
 from ace.run.evaluate import Evaluation, Evaluator
 from ace.run.record import LaneInfo, Recorder, read_csv, versions, write_json
 from ace.run.request import Run
+from ace.run.signals import Signals
 from ace.settings.config import ConfigError
 
 LOOK = 64  # updates between two checks of the device, the console and signals
@@ -34,7 +34,7 @@ class Stopped(Exception):
     def __init__(self, loop: "Loop"):
         folder, env_step = loop.folder, loop.env_step
         super().__init__(f"stopped and saved at env step {env_step}; `ace resume {folder}` goes on")
-        self.signum = loop.signum
+        self.signum = loop.signals.signum
         self.compiling = any(thread.is_alive() for thread in loop.compiling)
 
 
@@ -95,7 +95,7 @@ class Loop:
         self.writing: Future[None] = self.writer.submit(lambda: None)  # write of the agents' file
         self.random: np.ndarray | None = None  # [L, BLOCK, A] actions of the seed phase
         self.save_seconds = 60 * run.save_minutes
-        self.signum, self.said_kernels = 0, False
+        self.signals, self.said_kernels = Signals(), False
         self.steps = self.config.agent_steps
         self.last_env_step = self.steps * self.config.action_repeat
         saved = checkpoint.Checkpoints(run.folder).steps()
@@ -215,7 +215,7 @@ class Loop:
         """Make all agent steps that are left of the budget."""
         last_save = time.monotonic()
         finished = self.agent_step == self.steps and self.evaluating is None
-        with self.signals():
+        with self.signals:
             self.recorder.progress(self.env_step)
             if self.env_step >= self.next_evaluation:  # it failed before the run was resumed
                 self.begin_evaluation()
@@ -279,35 +279,11 @@ class Loop:
 
     def stop_if_asked(self) -> None:
         """End the run with its state saved, if a signal asked for that."""
-        if not self.signum or (self.agent_step == self.steps and self.evaluating is None):
+        if not self.signals.signum or (self.agent_step == self.steps and self.evaluating is None):
             return
         self.save()
         self.keeper.wait()
         raise Stopped(self)
-
-    @contextmanager
-    def signals(self) -> Iterator[None]:
-        """Let SIGINT or SIGTERM save and stop the run; a second one ends it at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def ask(signum: int, frame: Any) -> None:
-            if self.signum:
-                # Second signal: end at once by the command's handler, if there is one; an exception
-                # raised here may get lost in a callback of XLA.
-                handler = old[signal.SIGINT]
-                if callable(handler):
-                    handler(signum, frame)
-                raise KeyboardInterrupt
-            self.signum = signum
-
-        old = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for s, handler in old.items():
-                signal.signal(s, handler)
 
     def step(self) -> None:
         """One agent step of every lane; the updates run while the simulators do."""
@@ -397,7 +373,7 @@ class Loop:
             if i % LOOK == LOOK - 1:  # bound the device's queue and refresh the console
                 jax.block_until_ready(self.metrics)
                 self.recorder.progress(self.env_step, updates_ahead=int(due.max()) - i - 1)
-                if self.signum and due.max() > BURST:  # `run` saved before the burst
+                if self.signals.signum and due.max() > BURST:  # `run` saved before the burst
                     self.keeper.wait()
                     raise Stopped(self)
 
@@ -431,13 +407,21 @@ class Loop:
 
     def advance_evaluation(self) -> None:
         """Advance the evaluation in progress, if there is one and its simulators are ready."""
-        if self.evaluating is not None and self.evaluator is not None:
+        if self.evaluating is not None and self.evaluator is not None and self.can_evaluate():
             self._evaluated(self.evaluator.advance)
+
+    def can_evaluate(self) -> bool:
+        """Whether a call of an evaluation would not have to wait for the compiler."""
+        compiling = any(thread.is_alive() for thread in self.compiling)
+        return not (compiling and self.program.waiting(evaluation=True))
 
     def finish_evaluation(self) -> None:
         """Finish the evaluation in progress; signals are checked meanwhile."""
         if self.evaluating is not None and self.evaluator is not None:
             evaluator = self.evaluator
+            while not self.can_evaluate():
+                self.stop_if_asked()
+                time.sleep(0.05)
             self._evaluated(lambda: evaluator.finish(self.stop_if_asked))
 
     def _evaluated(self, go_on: Callable[[], Sequence[Evaluation] | None]) -> None:

@@ -1,5 +1,6 @@
 """Small runs for tests, through the same path as the command."""
 
+import csv
 from pathlib import Path
 
 import jax
@@ -19,3 +20,16 @@ def leaves(tree) -> dict[str, np.ndarray]:
     """Every leaf by name, as NumPy (random keys as their data)."""
     flat = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in flat}
+
+
+def csv_rows(folder: Path, name: str) -> list[dict[str, str]]:
+    """The rows of a CSV without the wall time."""
+    return [{**r, "wall_time": ""} for r in csv.DictReader(open(folder / name))]
+
+
+def same(one, other) -> None:
+    """Every leaf is equal."""
+    a, b = leaves(one), leaves(other)
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)

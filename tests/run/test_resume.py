@@ -1,6 +1,5 @@
 """A run that is broken off and continued ends as the run that was not, bit for bit."""
 
-import csv
 import hashlib
 import os
 import signal
@@ -8,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ace import cli
@@ -17,7 +15,7 @@ from ace.run.checkpoint import CheckpointError, Checkpoints
 from ace.run.loop import Loop, Stopped, train
 from ace.settings.config import ConfigError
 from benchmarks.survive import kills
-from tests.run.helpers import leaves, small_run
+from tests.run.helpers import csv_rows, same, small_run
 
 TASKS = ("probe/long", "probe/point")
 
@@ -61,19 +59,6 @@ def listen(monkeypatch) -> list[str]:
     return notes
 
 
-def rows(folder: Path, name: str) -> list[dict[str, str]]:
-    """The rows of a CSV without the wall time."""
-    return [{**r, "wall_time": ""} for r in csv.DictReader(open(folder / name))]
-
-
-def same(one, other) -> None:
-    """Every leaf is equal."""
-    a, b = leaves(one), leaves(other)
-    assert a.keys() == b.keys()
-    for name in a:
-        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The uninterrupted run."""
@@ -91,7 +76,7 @@ def test_a_broken_run_ends_like_the_whole_one(whole, tmp_path, monkeypatch):
                 train(plan(folder))
     same(train(plan(folder)), whole[0])
     for name in ("train.csv", "eval.csv"):
-        assert rows(folder, name) == rows(whole[1], name)
+        assert csv_rows(folder, name) == csv_rows(whole[1], name)
     assert len(Checkpoints(folder).steps()) == 2
 
 
@@ -144,7 +129,7 @@ def test_a_signal_saves_and_says_how_to_go_on(whole, tmp_path, monkeypatch):
             train(plan(folder))
     cli.main(["resume", str(folder), "--quiet"])
     for name in ("train.csv", "eval.csv"):
-        assert rows(folder, name) == rows(whole[1], name)
+        assert csv_rows(folder, name) == csv_rows(whole[1], name)
 
 
 def test_two_processes_never_share_a_folder(tmp_path):
@@ -196,7 +181,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch):
     assert {name: after.get(name) for name in before} == before
     same(train(plan(folder)), whole[0])
     for name in ("train.csv", "eval.csv"):
-        assert rows(folder, name) == rows(whole[1], name)
+        assert csv_rows(folder, name) == csv_rows(whole[1], name)
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder nobody can write to")

@@ -1,6 +1,5 @@
 """Signals at any moment, and runs that are made longer: nothing is lost, and it is quick."""
 
-import csv
 import os
 import signal
 import time
@@ -17,7 +16,7 @@ from ace.run.evaluate import Evaluator
 from ace.run.loop import Loop, Stopped, train
 from ace.run.record import read_csv
 from ace.settings.config import ConfigError
-from tests.run.helpers import leaves, small_run
+from tests.run.helpers import csv_rows, same, small_run
 
 TASKS = ("probe/long", "probe/point")
 
@@ -25,19 +24,6 @@ TASKS = ("probe/long", "probe/point")
 def plan(folder: Path, *argv: str):
     """A small run."""
     return request.plan_run([*TASKS, "--preset", "debug", "--quiet", "--run", str(folder), *argv])
-
-
-def rows(folder: Path, name: str) -> list[dict[str, str]]:
-    """The rows of a CSV without the wall time."""
-    return [{**r, "wall_time": ""} for r in csv.DictReader(open(folder / name))]
-
-
-def same(one, other) -> None:
-    """Every leaf is equal."""
-    a, b = leaves(one), leaves(other)
-    assert a.keys() == b.keys()
-    for name in a:
-        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +51,11 @@ def test_a_signal_does_not_wait_for_an_evaluation_which_is_made_again(whole, tmp
         with pytest.raises(Stopped, match=r"env step 75; `ace resume"):
             train(plan(folder))
     assert time.monotonic() - begun < 60  # compiling included
-    assert rows(folder, "eval.csv") == []
+    assert csv_rows(folder, "eval.csv") == []
     # While it is continued, the evaluation is played with the agents as they were at step 60.
     same(train(plan(folder)), whole[0])
     for name in ("train.csv", "eval.csv"):
-        assert rows(folder, name) == rows(whole[1], name)
+        assert csv_rows(folder, name) == csv_rows(whole[1], name)
     assert Evaluator.advance is advance
 
 
@@ -88,7 +74,7 @@ def test_a_signal_is_heard_while_a_run_waits_for_its_last_evaluation(whole, tmp_
         with pytest.raises((Stopped, KeyboardInterrupt)):
             train(plan(folder))
     same(train(plan(folder)), whole[0])
-    assert rows(folder, "eval.csv") == rows(whole[1], "eval.csv")
+    assert csv_rows(folder, "eval.csv") == csv_rows(whole[1], "eval.csv")
 
 
 def test_a_signal_ends_a_long_burst_of_updates(whole, tmp_path, monkeypatch):
@@ -115,7 +101,7 @@ def test_a_signal_is_heard_while_functions_are_compiled(whole, tmp_path, monkeyp
     folder = tmp_path / "run"
     said = []
 
-    def waiting(self) -> list[str]:
+    def waiting(self, evaluation: bool = False) -> list[str]:
         os.kill(os.getpid(), signal.SIGTERM)
         return ["update"]
 
@@ -143,9 +129,9 @@ def test_a_signal_is_heard_while_functions_are_compiled(whole, tmp_path, monkeyp
 def test_a_finished_run_can_be_made_longer(tmp_path, capsys):
     folder = tmp_path / "run"
     train(plan(folder))
-    before = rows(folder, "eval.csv")
+    before = csv_rows(folder, "eval.csv")
     cli.main(["resume", str(folder), "--env-steps", "180", "--quiet"])
-    assert rows(folder, "eval.csv")[: len(before)] == before
+    assert csv_rows(folder, "eval.csv")[: len(before)] == before
     steps = [row["env_step"] for row in read_csv(folder / "eval.csv")]
     assert steps == [60, 60, 120, 120, 180, 180]
     longer = request.open_run(folder)
