@@ -37,5 +37,6 @@ register(
         init=lambda config, action_size: (),
         plan=plan,
         proposals=lambda config: 0,
+        calls=lambda config: [config.plan.population],
     ),
 )

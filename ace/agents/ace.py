@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ace import replay
 from ace.agents.contract import Agent
@@ -50,18 +51,28 @@ def act(
     """Plan one action from an observation [O]; the horizon is fixed when an episode begins."""
     config, stats = lane.config, acting["stats"]
     params, planner = cast(config, acting["params"]), planner_of(config)
-    propose_key, plan_key, end_key = jax.random.split(key, 3)
+    noise_key, plan_key = jax.random.split(key)
     horizon = jnp.where(first, working_horizon(config, agent_step), memory.horizon)
     z = model.encode(params, obs)
     b = None  # zero
     if config.parity.carry_belief:
         b = jnp.where(first, 0.0, memory.belief).astype(z.dtype)
-    count = planner.proposals(config)
-    proposals, known = score.propose(lane, params, stats, z, b, horizon, count, propose_key)
+    # All noise of the policy in one draw: many small ones cost more to launch.
+    calls = list(planner.calls(config))
+    counts = [config.plan.horizon * planner.proposals(config), *calls]
+    eps = model.action_normal(noise_key, (sum(counts),), lane.action_mask)
+    eps, *end_eps = jnp.split(eps, np.cumsum(counts)[:-1])
+    eps = eps.reshape(config.plan.horizon, -1, lane.action_mask.shape[0])
+    proposals, known = score.propose(config, params, stats, z, b, horizon, eps)
 
     def rate(actions: jax.Array, proposed: slice, call: int) -> jax.Array:
         """The value of every sequence. The proposals were rolled out when they were made; only the
         policy's noise at their end is new."""
+        if actions.shape[1:2] != tuple(calls[call : call + 1]):
+            raise ValueError(
+                f"the planner {config.plan.planner!r} rates {actions.shape[1]} sequences in call "
+                f"{call}, but its `calls` says {calls}"
+            )
         first, count = proposed.start, proposed.stop - proposed.start
         ends = jax.tree.map(lambda x: x[:count], known)
         if count < actions.shape[1]:
@@ -70,9 +81,7 @@ def act(
             ends = jax.tree.map(
                 lambda x, k: jnp.concatenate([x[:first], k, x[first:]]), found, ends
             )
-        call_key = jax.random.fold_in(end_key, call)
-        eps = model.action_normal(call_key, (actions.shape[1],), lane.action_mask)
-        return score.value(config, params, ends, horizon, eps)
+        return score.value(config, params, ends, horizon, end_eps[call])
 
     context = Context(first, horizon, agent_step, lane.action_mask, lane.constants)
     action, plan = planner.plan(config, rate, proposals, memory.plan, context, plan_key, train)

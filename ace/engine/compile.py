@@ -6,6 +6,7 @@ import functools
 import operator
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -38,9 +39,12 @@ def _known(options: dict[str, Any]) -> dict[str, Any]:
 class Function:
     """A function that is compiled once, for the shapes of its first arguments."""
 
-    def __init__(self, function: Callable, **how: Any):
+    def __init__(self, function: Callable, check: Callable[[], bool] = lambda: True, **how: Any):
+        """`check` runs beside the compilation and says whether what was traced may be used; if not,
+        the function is traced and compiled again."""
         self.traced, self.donated = function, how.get("donate_argnums", ())
         self.jitted = jax.jit(function, **how)
+        self._check, self._how = check, how
         self._compiled: Callable | None = None
         self._lock = threading.Lock()
 
@@ -52,11 +56,24 @@ class Function:
         """Compile for arguments of these shapes, unless `stop` is set after tracing."""
         with self._lock:
             if self._compiled is None:
-                lowered = self.jitted.lower(*args)
-                if stop and stop.is_set():
-                    return self.jitted
-                self._compiled = lowered.compile()
-            return self._compiled
+                self._compiled = self._compile(args, stop)
+            return self._compiled or self.jitted
+
+    def _compile(self, args: tuple, stop: threading.Event | None) -> Callable | None:
+        try:
+            lowered = self.jitted.lower(*args)
+            if stop and stop.is_set():
+                return None
+            with ThreadPoolExecutor(1) as pool:
+                passed = pool.submit(self._check)
+                compiled = lowered.compile()
+                if passed.result():
+                    return compiled
+        except Exception:
+            if self._check():
+                raise
+        self.jitted = jax.jit(lambda *args: self.traced(*args), **self._how)  # a new trace
+        return self.jitted.lower(*args).compile()
 
     @property
     def ready(self) -> bool:

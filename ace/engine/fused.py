@@ -26,14 +26,26 @@ ROUND = 16  # matrix dimensions are padded to multiples of this
 SMALL = 8192  # leaves of at most so many elements are concatenated for the optimiser
 
 
+def grow(x: jax.Array, axis: int, size: int) -> jax.Array:
+    """x with zeros appended along an axis, up to a size."""
+    if x.shape[axis] == size:
+        return x  # a pad of nothing would still be traced, lowered and optimised away
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, size - x.shape[axis])
+    return jnp.pad(x, widths)
+
+
+def rounded(size: int) -> int:
+    """The next multiple of 16."""
+    return size + -size % ROUND
+
+
 def product(w: jax.Array, x: jax.Array, multiply: Callable = jnp.matmul) -> jax.Array:
     """x W, where x may lack the columns for which W was padded with zero rows.
 
     Leading axes are flattened into one: for a gradient that sums over two, XLA would transpose.
     """
-    x = x.reshape(-1, x.shape[-1])
-    x = jnp.pad(x, ((0, 0), (0, w.shape[-2] - x.shape[-1])))
-    return multiply(x, w)
+    return multiply(grow(x, -1, w.shape[-2]).reshape(-1, w.shape[-2]), w)
 
 
 def apply(w: jax.Array, x: jax.Array, multiply: Callable = jnp.matmul) -> jax.Array:
@@ -67,9 +79,8 @@ def product_split(x: jax.Array, w: jax.Array) -> jax.Array:
     is slow at float32 products."""
     (x, x_rest), (w, w_rest) = _halves(x), _halves(w)
     left, right = jnp.concatenate([x, x_rest, x], -1), jnp.concatenate([w, w, w_rest], -2)
-    fill = -left.shape[-1] % ROUND
-    left, right = jnp.pad(left, ((0, 0), (0, fill))), jnp.pad(right, ((0, fill), (0, 0)))
-    return jnp.matmul(left, right)  # accumulated in float32
+    size = rounded(left.shape[-1])
+    return jnp.matmul(grow(left, -1, size), grow(right, -2, size))  # accumulated in float32
 
 
 def _halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -143,10 +154,10 @@ def dense_out(p: Params, out: Params, x: jax.Array) -> jax.Array:
     """The activation and the narrow product after it: one kernel if no gradient is taken."""
     y = apply(p["w"], x)
     flat, width = y.reshape(-1, y.shape[-1]), out["b"].shape[-1]
-    slim = width + -width % ROUND
+    slim = rounded(width)
     if kernels.fits(kernels.layers, flat.shape[0], slim, flat.shape[1], y.dtype):
-        w = jnp.pad(out["w"], ((0, 0), (0, slim - width)))
-        found = _narrow({"b": p["b"]}, {"w": w, "b": jnp.zeros(slim)}, flat)
+        padded = {"w": grow(out["w"], -1, slim), "b": jnp.zeros(slim)}
+        found = _narrow({"b": p["b"]}, padded, flat)
         return found[:, :width].reshape(*y.shape[:-1], -1) + out["b"]
     return _dense_out(p, out, y)
 
@@ -212,7 +223,7 @@ def ln_gru(p: Params, x: jax.Array, b: jax.Array | None) -> jax.Array:
     wi, wh, norm = p["wi"], p["wh"], p["norm"]
     width = wh.shape[0]
     if b is not None:
-        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, wi.shape[-2] - x.shape[-1])])
+        x = grow(x, -1, wi.shape[-2])
         (wi, new_i), (wh, new_h) = (jnp.split(w, [2 * width], -1) for w in (wi, wh))
         none = jnp.zeros_like(new_h), jnp.zeros_like(new_i)
         rows = [wi, new_i, none[1]], [wh, none[0], new_h]
@@ -238,33 +249,37 @@ def scan(step: Callable, carry: Any, xs: Any) -> tuple[Any, Any]:
 
 def round_latent(size: int) -> int:
     """The padded size: up to 128 a power of two, as the kernels need, above it a multiple of 16."""
-    return max(ROUND, 1 << (size - 1).bit_length()) if size <= 128 else size + -size % ROUND
+    return max(ROUND, 1 << (size - 1).bit_length()) if size <= 128 else rounded(size)
 
 
 def cast(params: Params, dtype: Any, axes: nets.Axes) -> Params:
     """The plain cast, with every weight that makes or reads a latent padded to `round_latent`."""
 
-    def fill(x: jax.Array, axis: int, more: int) -> jax.Array:
-        widths = [(0, 0)] * x.ndim
-        widths[axis] = (0, more)
-        return jnp.pad(x, widths)
-
-    def grow(path: tuple, x: jax.Array) -> jax.Array:
+    def widen(path: tuple, x: jax.Array) -> jax.Array:
         axis, parts = axes.get(nets.path_names(path), (0, ()))
         if "latent" not in [name for name, _ in parts]:
             return x
         known = sum(size or 0 for _, size in parts)
         sizes = [x.shape[axis] - known if size is None else size for _, size in parts]
-        pieces = [
-            fill(piece, axis, round_latent(size) - size) if name == "latent" else piece
-            for piece, (name, _), size in zip(
-                jnp.split(x, np.cumsum(sizes)[:-1], axis), parts, sizes, strict=True
-            )
-        ]
-        whole = jnp.concatenate(pieces, axis) if len(pieces) > 1 else pieces[0]
-        return fill(whole, axis, -whole.shape[axis] % ROUND)
+        if len(parts) == 1:
+            return grow(x, axis, round_latent(sizes[0]))
+        pieces = []  # joined once, zeros included: a kernel less than padding what was joined
+        for piece, (name, _), size in zip(
+            jnp.split(x, np.cumsum(sizes)[:-1], axis), parts, sizes, strict=True
+        ):
+            pieces.append(piece)
+            if name == "latent":
+                pieces.append(_zeros(x, axis, round_latent(size) - size))
+        used = sum(piece.shape[axis] for piece in pieces)
+        return jnp.concatenate([*pieces, _zeros(x, axis, -used % ROUND)], axis)
 
-    return jax.tree_util.tree_map_with_path(grow, nets.cast.plain(params, dtype, axes))
+    return jax.tree_util.tree_map_with_path(widen, nets.cast.plain(params, dtype, axes))
+
+
+def _zeros(like: jax.Array, axis: int, size: int) -> jax.Array:
+    shape = list(like.shape)
+    shape[axis] = size
+    return jnp.zeros(shape, like.dtype)
 
 
 def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -313,8 +328,7 @@ def _move(params: Params, stats: Params, z, b, actions: jax.Array, t: Any) -> tu
 
 def round_rows(x: jax.Array, axis: int) -> jax.Array:
     """x padded with zeros along an axis to a multiple of 16."""
-    widths = [(0, -n % ROUND if i == axis else 0) for i, n in enumerate(x.shape)]
-    return jnp.pad(x, widths)
+    return grow(x, axis, rounded(x.shape[axis]))
 
 
 def follow(
@@ -331,13 +345,10 @@ def follow(
     return jax.tree.map(lambda x: x[: actions.shape[1]], ends)
 
 
-def value(
-    config: Config, params: Params, ends: score.Ends, horizon: jax.Array, eps: jax.Array
-) -> jax.Array:
-    """The value of sequences; their number is padded to a multiple of 16."""
-    count = eps.shape[0]
-    ends = jax.tree.map(lambda x: round_rows(x, 0), ends)
-    return score.value.plain(config, params, ends, horizon, round_rows(eps, 0))[:count]
+def terminal_value(config: Config, params: Params, z: jax.Array, eps: jax.Array) -> jax.Array:
+    """The value of latents; their number is padded to a multiple of 16."""
+    plain = score.terminal_value.plain
+    return plain(config, params, round_rows(z, 0), round_rows(eps, 0))[: z.shape[0]]
 
 
 def optimise(
@@ -411,7 +422,7 @@ TABLE: dict[str, Callable] = {
     model.imagine.name: imagine,
     model.move.name: move,
     score.follow.name: follow,
-    score.value.name: value,
+    score.terminal_value.name: terminal_value,
     learner.optimise.name: optimise,
     learner.follow.name: follow_target,
 }

@@ -22,5 +22,8 @@ def load_jax() -> None:
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
         jax.config.update("jax_compilation_cache_dir", str(root / "ace" / "xla"))
+    # Without Python's stack in the code of kernels, equal programs are found in the cache again,
+    # whatever was traced before; and lowering is quicker.
+    jax.config.update("jax_traceback_in_locations_limit", 0)
     # Cache small programs too: a run starts with dozens of them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -23,6 +23,7 @@ from ace.engine.compile import Function, compile_in_background, compiler_options
 from ace.engine.lanes import LaneSetup, check_compatible, stack
 from ace.engine.messages import Message, Question, blank_message, blank_question
 from ace.engine.packing import SMALL, Packed, Packing
+from ace.engine.resources import cores
 from ace.method.replaceable import replaced
 from ace.method.types import Lane, Transition
 from ace.settings import keys
@@ -54,7 +55,7 @@ class Program:
         self.obs_size, self.action_size = padded or largest
         self.stop = threading.Event()  # for compilation in the background
         self.traces: dict[str, int] = {}
-        self.kernels = kernels.Report()
+        self._reports: dict[str, kernels.Report] = {}
 
         lanes = len(setups)
         self._lane = Packing(self.one_lane(setups[0]), math.inf)
@@ -209,7 +210,7 @@ class Program:
         Read this before compilation starts in the background: tracing holds the interpreter lock,
         and each of the many short calls here would wait for it.
         """
-        with ThreadPoolExecutor(4) as pool:  # LAPACK releases the interpreter lock
+        with ThreadPoolExecutor(cores()) as pool:  # LAPACK releases the interpreter lock
             rest = pool.map(self._new_learner, self.setups[1:])
             return stack([self._first_learner, *rest])
 
@@ -242,6 +243,11 @@ class Program:
     def _new_replay(self, obs: np.ndarray, capacity: int) -> replay.Replay:
         start = functools.partial(replay.init, capacity, action_size=self.action_size)
         return jax.jit(jax.vmap(lambda o: start(obs=o)))(jnp.asarray(obs))
+
+    @property
+    def kernels(self) -> kernels.Report:
+        """The kernels of all functions that were traced."""
+        return kernels.Report.joined(self._reports.values())
 
     @property
     def table(self) -> dict[str, Callable]:
@@ -297,14 +303,19 @@ class Program:
 
         def traced(*args: Any) -> Any:
             self.traces[name] = self.traces.get(name, 0) + 1  # runs only while tracing
+            self._reports[name] = report = kernels.Report()
             precision = jax.default_matmul_precision(MATMUL[self.config.precision])
-            noting = kernels.reporting(self.kernels)
+            noting = kernels.reporting(report)
             with precision, replaced(self.table), noting, kernels.lanes(len(self.setups)):
                 return jax.vmap(function, in_axes=axes)(*args)
 
+        def works() -> bool:
+            report = self._reports.get(name)
+            return not (report and report.used and kernels.broken())
+
         traced.__name__ = name  # what profiles and compile logs show
         how = {"donate_argnums": donate, "out_shardings": out}
-        return Function(traced, compiler_options=compiler_options(), **how)
+        return Function(traced, works, compiler_options=compiler_options(), **how)
 
     def _act_one(self, lane: Packed, learner: Packed, memory: Packed, message: Packed):
         """Act on an observation; the agent resets its memory if the observation is an episode's

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from ace.method import model
 from ace.method.replaceable import replaceable
-from ace.method.types import Lane, Params
+from ace.method.types import Params
 from ace.settings.config import Config
 
 
@@ -20,21 +20,18 @@ class Ends(NamedTuple):
 
 
 def propose(
-    lane: Lane,
+    config: Config,
     params: Params,
     stats: Params,
     z: jax.Array,
     b: jax.Array | None,
     horizon: jax.Array,
-    count: int,
-    key: jax.Array,
+    eps: jax.Array,
 ) -> tuple[jax.Array, Ends]:
-    """Sequences [H, M, A] that the noisy policy takes in the model, and where they lead."""
-    config = lane.config
-    if not count:
-        nothing = jnp.zeros((config.plan.horizon, 0, lane.action_mask.shape[0]))
-        return nothing, Ends(nothing[0, :, 0], jnp.zeros((0, z.shape[-1]), z.dtype))
-    eps = model.action_normal(key, (config.plan.horizon, count), lane.action_mask)
+    """Sequences [H, M, A] that the policy with noise `eps` [H, M, A] takes in the model, and where
+    they lead."""
+    if not eps.shape[1]:
+        return eps, Ends(eps[0, :, 0], jnp.zeros((0, z.shape[-1]), z.dtype))
     actions, z_next, b_next = model.imagine_policy(params, stats, config.learn, z, b, eps)
     return actions, _ends(config, params, z, b, actions, z_next, b_next, horizon)
 
@@ -69,7 +66,6 @@ def _ends(config, params, z, b, actions, z_next, b_next, horizon) -> Ends:
     return Ends(rewards, z_next[horizon - 1])
 
 
-@replaceable
 def value(
     config: Config, params: Params, ends: Ends, horizon: jax.Array, eps: jax.Array
 ) -> jax.Array:
@@ -77,6 +73,11 @@ def value(
 
     `eps` [N, A] is the noise of the policy at the end.
     """
-    action = model.noisy_policy(params, config.learn, ends.latent, eps)
-    q = model.value(params, ends.latent, action).min(0)
+    q = terminal_value(config, params, ends.latent, eps)
     return ends.rewards + config.learn.discount**horizon * q
+
+
+@replaceable
+def terminal_value(config: Config, params: Params, z: jax.Array, eps: jax.Array) -> jax.Array:
+    """min Q(z, pi(z)) of latents [N, latent], with the policy's noise `eps` [N, A]: [N]."""
+    return model.value(params, z, model.noisy_policy(params, config.learn, z, eps)).min(0)

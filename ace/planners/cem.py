@@ -67,5 +67,8 @@ PLANNER = Planner(
     init=init,
     plan=plan,
     proposals=lambda config: proposal_count(config.plan),
+    calls=lambda config: (
+        [config.plan.population + proposal_count(config.plan)] * config.plan.iterations
+    ),
     constants=lambda config: noise_maps(config.plan.horizon, config.plan.noise_beta),
 )

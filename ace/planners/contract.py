@@ -1,6 +1,6 @@
 """The contract of a planner and the table that `plan.planner` selects from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -36,6 +36,8 @@ class Planner(NamedTuple):
     now and the memory for the next step."""
     proposals: Callable[[Config], int]
     """M: sequences of the policy that a plan starts from; may be 0."""
+    calls: Callable[[Config], Sequence[int]]
+    """N of every call of the score in one plan, in order."""
     constants: Callable[[Config], Any] = lambda config: ()
     """Arrays that depend only on the settings of a lane, made once on the host."""
 

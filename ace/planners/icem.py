@@ -42,6 +42,14 @@ def proposal_counts(plan: PlanConfig) -> list[int]:
     return [int(plan.policy_fraction * n) for n in populations(plan)]
 
 
+def sizes(plan: PlanConfig) -> list[tuple[int, int]]:
+    """Sampled and policy sequences per iteration."""
+    counts = list(zip(populations(plan), proposal_counts(plan), strict=True))
+    if plan.variant == "policy_first":
+        counts[0] = (0, counts[0][1])
+    return counts
+
+
 def reuse_count(plan: PlanConfig) -> int:
     """Elites that are carried over."""
     return int(plan.elite_reuse * plan.elites)
@@ -64,13 +72,11 @@ def plan(
 ) -> tuple[jax.Array, PlanMemory]:
     """The action to take now and the memory for the next step."""
     p, parity = config.plan, config.parity
-    sizes = list(zip(populations(p), proposal_counts(p), strict=True))
-    if p.variant == "policy_first":
-        sizes[0] = (0, sizes[0][1])
+    counts = sizes(p)
     reuse = memory.elites.shape[1]
     std_floor = p.std_ramp.at(p.min_std, x.agent_step, config.seed_steps)
     policy_fraction = p.policy_ramp.at(p.policy_fraction, x.agent_step, config.seed_steps)
-    colored_noise, act_noise, pick = draw_noise(x, key, [*(n for n, _ in sizes), reuse])
+    colored_noise, act_noise, pick = draw_noise(x, key, [*(n for n, _ in counts), reuse])
     mean = jnp.where(x.first, 0.0, shift(memory.mean, x.horizon))
     std = jnp.full_like(mean, p.init_std)
     elites = shift(memory.elites, x.horizon)
@@ -80,7 +86,7 @@ def plan(
         elites = jnp.where(is_tail[:, None, None], fresh, elites)
     reusable = ~x.first
 
-    for i, (n, m) in enumerate(sizes):
+    for i, (n, m) in enumerate(counts):
         drawn = sample(mean, std, colored_noise[i])
         candidates = jnp.concatenate([drawn, proposals[:, :m], elites], axis=1)
         proposed = slice(n, n + m)
@@ -111,5 +117,6 @@ PLANNER = Planner(
     init=init,
     plan=plan,
     proposals=lambda config: max(proposal_counts(config.plan)),
+    calls=lambda config: [sum(counts) + reuse_count(config.plan) for counts in sizes(config.plan)],
     constants=lambda config: noise_maps(config.plan.horizon, config.plan.noise_beta),
 )

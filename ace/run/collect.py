@@ -42,7 +42,8 @@ def train_requests(setups: Sequence[LaneSetup]) -> list[EnvRequest]:
 
 
 class Collector:
-    """Steps the training environments and keeps the returns of running episodes.
+    """Steps the training environments and keeps the returns of running episodes. The environments
+    are made in the background until the first one is needed.
 
     Where a simulator fails, the running episode is void and the next one begins: the replay must
     drop the void episode's steps.
@@ -59,6 +60,7 @@ class Collector:
             program.config.env_timeout,
             awake=awake,
             numbers=self.numbers.width,
+            wait=False,
         )
         lanes = len(program.setups)
         self.action = np.zeros((lanes, program.action_size), np.float32)

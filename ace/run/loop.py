@@ -99,17 +99,13 @@ class Loop:
         self.steps = self.config.agent_steps
         self.last_env_step = self.steps * self.config.action_repeat
         saved = checkpoint.Checkpoints(run.folder).steps()
-        if not saved:
-            _ = program.new_learners
-        if saved[-1:] != [self.steps]:
-            self.compiling = program.compile_ahead(capacity)
+        workers = count_workers(self.config, lanes)
+        self.collector = Collector(program, workers, awake=spare_cores(workers))
         try:
-            workers = count_workers(self.config, lanes)
-            self.collector = Collector(program, workers, awake=spare_cores(workers))
-        except BaseException:
-            program.stop.set()
-            raise
-        try:
+            if not saved:
+                _ = program.new_learners
+            if saved[-1:] != [self.steps]:
+                self.compiling = program.compile_ahead(capacity)
             self._begin(run, capacity)
         except BaseException:
             self.close()

@@ -75,9 +75,8 @@ def test_proposals_are_the_policy_in_the_model(scene) -> None:
     params, stats, p64, s64 = scene
     start = np.random.default_rng(2).standard_normal(4)
     start32, horizon = jnp.asarray(start, jnp.float32), jnp.int32(3)
-    propose = quick(functools.partial(score.propose, count=20))
-    given = (lane_of(CONFIG), params, stats, start32, jnp.zeros(3), horizon)
-    got, ends = propose(*given, key=jax.random.key(0))
+    given = (CONFIG, params, stats, start32, jnp.zeros(3), horizon)
+    got, ends = quick(score.propose)(*given, jnp.zeros((H, 20, A)))
     assert got.shape == (H, 20, A)
     again = follow(CONFIG, params, stats, start32, jnp.zeros(3), got, horizon)
     for one, other in zip(ends, again, strict=True):
@@ -169,16 +168,19 @@ def test_a_proposal_is_worth_what_its_own_rollout_is(scene, monkeypatch, variant
         seen = []
 
         def both(actions, proposed, call):
-            fast = rate(actions, proposed, call)
-            other = rate(actions, proposed, call + 1)
-            seen.append((fast, rate(actions, slice(0, 0), call), other))
+            fast = rate(actions, proposed, 2 * call)
+            other = rate(actions, proposed, 2 * call + 1)
+            seen.append((fast, rate(actions, slice(0, 0), 2 * call), other))
             told.append(proposed)
             return fast
 
         action, _ = icem.plan(config, both, proposals, memory, x, key, train)
         return action, seen
 
-    monkeypatch.setitem(PLANNERS, "icem", icem.PLANNER._replace(plan=spy))
+    def twice(config):
+        return [n for n in icem.PLANNER.calls(config) for _ in range(2)]
+
+    monkeypatch.setitem(PLANNERS, "icem", icem.PLANNER._replace(plan=spy, calls=twice))
     _, memory = act_once(scene, {"plan.variant": variant, "parity.carry_belief": carry})
     assert max(p.stop - p.start for p in told) == (20 if variant == "mixed" else 40)
     for (fast, slow, other), proposed in zip(memory.plan, told, strict=True):
@@ -268,3 +270,12 @@ def test_policy_share_jumps_when_the_seed_phase_ends() -> None:
     plan = Config().plan
     got = values(plan.policy_ramp, plan.policy_fraction, [0, 5_000, 5_001, 9_999])
     np.testing.assert_allclose(got, [0.05, 0.05, 0.5, 0.5], rtol=1e-5)
+
+
+def test_a_planner_that_rates_other_numbers_than_it_says_is_refused(scene, monkeypatch) -> None:
+    monkeypatch.setitem(PLANNERS, "icem", icem.PLANNER._replace(calls=lambda config: [64, 7]))
+    with pytest.raises(ValueError, match=r"rates .* sequences in call 1, .* \[64, 7\]"):
+        act_once(scene, {})
+    monkeypatch.setitem(PLANNERS, "icem", icem.PLANNER._replace(calls=lambda config: [64]))
+    with pytest.raises(ValueError, match="in call 1"):
+        act_once(scene, {})

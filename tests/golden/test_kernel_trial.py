@@ -2,7 +2,9 @@
 
 # pyright: reportCallIssue=false
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +32,27 @@ def trial(monkeypatch, tmp_path) -> Iterator[Path]:
     passed = tmp_path / "cache" / "passed"
     monkeypatch.setattr(kernels, "_mark_of_success", lambda: passed)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    kernels._broken.cache_clear()
+    monkeypatch.setattr(kernels, "TRIAL", kernels.Trial())
     yield passed
-    kernels._broken.cache_clear()
 
 
 def test_kernels_are_tried_out_once(monkeypatch, trial) -> None:
-    assert kernels._broken() == "" and trial.exists()
-    kernels._broken.cache_clear()
+    assert kernels.TRIAL.result() == "" and trial.exists()
     monkeypatch.setattr(kernels, "_try_out", lambda: pytest.fail("passed before"))
-    assert kernels._broken() == ""
+    assert kernels.TRIAL.result() == "" and kernels.Trial().result() == ""
+
+
+def test_two_threads_make_one_trial(monkeypatch, trial) -> None:
+    tries = []
+
+    def slow() -> None:
+        tries.append(1)
+        time.sleep(0.2)
+
+    monkeypatch.setattr(kernels, "_try_out", slow)
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda _: kernels.TRIAL.result(), range(4))) == {""}
+    assert len(tries) == 1
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -53,7 +66,7 @@ def test_kernels_that_are_wrong_are_not_used(monkeypatch, trial, dtype) -> None:
         return (wrong * y if out == dtype else y), stats
 
     monkeypatch.setattr(rows, "fused_forward", fused_forward)
-    why = kernels._broken()
+    why = kernels.TRIAL.result()
     assert "rows is wrong" in why and jnp.dtype(dtype).name in why and not trial.exists()
 
 
@@ -62,13 +75,13 @@ def test_a_wrong_kernel_of_any_kind_is_found_out(monkeypatch, trial, kind) -> No
     for other in KERNELS:
         got = jnp.full(2, 1.1 if other is kind else 1.0)
         monkeypatch.setattr(other, "trial", lambda dtype, got=got: ((got, jnp.ones(2)),))
-    assert f"{kind.__name__.rpartition('.')[2]} is wrong" in kernels._broken()
+    assert f"{kind.__name__.rpartition('.')[2]} is wrong" in kernels.TRIAL.result()
 
 
 def test_without_a_card_nothing_is_tried_out(monkeypatch) -> None:
-    kernels._broken.cache_clear()
+    monkeypatch.setattr(kernels, "TRIAL", kernels.Trial())
     monkeypatch.setattr(kernels, "_try_out", lambda: pytest.fail("there is no card"))
-    assert "no NVIDIA GPU" in kernels._broken()
+    assert "no NVIDIA GPU" in kernels.TRIAL.result()
     assert kernels.broken() == ""  # interpreted, they need none
     monkeypatch.setattr(common, "INTERPRET", False)
     assert "no NVIDIA GPU" in kernels.broken() and not kernels.fits(rows, 64, 128)

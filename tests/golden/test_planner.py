@@ -544,7 +544,9 @@ def test_memory_is_the_mean_and_the_elites_and_nothing_of_the_agent() -> None:
 
 def test_a_planner_is_known_by_its_name(monkeypatch) -> None:
     assert PLANNERS["icem"] is icem.PLANNER
-    mine = Planner(init=lambda config, size: (), plan=plan, proposals=lambda config: 0)
+    mine = Planner(
+        init=lambda config, size: (), plan=plan, proposals=lambda config: 0, calls=lambda config: ()
+    )
     monkeypatch.setitem(PLANNERS, "mine", None)  # taken out again after the test
     register("mine", mine)
     assert PLANNERS["mine"] is mine and mine.constants(SMALL) == ()

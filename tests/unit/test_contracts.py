@@ -345,7 +345,9 @@ def constant(value: float) -> Planner:
     def plan(config, score, proposals, memory, x, key, train):
         return jnp.full(x.mask.shape, value) * x.mask, memory
 
-    return Planner(init=lambda config, size: (), plan=plan, proposals=lambda config: 0)
+    return Planner(
+        init=lambda config, size: (), plan=plan, proposals=lambda config: 0, calls=lambda config: ()
+    )
 
 
 def test_a_planner_registered_anew_is_what_the_next_program_uses(monkeypatch) -> None:

@@ -6,9 +6,9 @@ them once. The tests compare the kernels with the plain functions in `method.net
 calls a kernel wherever it fits.
 """
 
-import functools
 import hashlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -26,6 +26,7 @@ from ace.engine.kernels.gru import gru_gates
 from ace.engine.kernels.rows import bias_norm_act, head
 
 __all__ = [
+    "TRIAL",
     "Report",
     "batch_norm_elu",
     "bias_norm_act",
@@ -36,6 +37,7 @@ __all__ = [
     "gru",
     "gru_gates",
     "head",
+    "known_broken",
     "lanes",
     "layers",
     "reporting",
@@ -49,6 +51,15 @@ class Report:
     def __init__(self) -> None:
         self.used: set[str] = set()
         self.misfits: dict[str, str] = {}
+
+    @classmethod
+    def joined(cls, reports: Iterable["Report"]) -> "Report":
+        """One report of several functions."""
+        whole = cls()
+        for report in list(reports):
+            whole.used |= report.used
+            whole.misfits = report.misfits | whole.misfits
+        return whole
 
     def unused(self) -> dict[str, str]:
         """Kinds that never fitted the sizes of a layer, each with the reason."""
@@ -75,8 +86,9 @@ def reporting(report: Report) -> Iterator[None]:
 
 
 def fits(kind: ModuleType, *sizes: Any) -> bool:
-    """Whether a module's kernels work on this machine and take these sizes; recorded."""
-    why = broken() or kind.misfit(*sizes)
+    """Whether a module's kernels take these sizes and are not known to fail on this machine;
+    recorded. Whoever traces with kernels asks `broken` before the result is used."""
+    why = known_broken() or kind.misfit(*sizes)
     name = kind.__name__.rpartition(".")[2]
     if report := _REPORT.get():
         if why:
@@ -86,30 +98,52 @@ def fits(kind: ModuleType, *sizes: Any) -> bool:
     return not why
 
 
-def broken() -> str:
-    """Why no kernel can be used on this machine; empty if they can."""
-    return "" if common.INTERPRET else _broken()
+class Trial:
+    """The trial of all kernels on this machine, made once."""
 
+    def __init__(self) -> None:
+        self.found: str | None = None  # why they cannot be used, "" if they can, None if not known
+        self._lock = threading.Lock()
 
-@functools.cache
-def _broken() -> str:
-    """Why the kernels do not compile or give wrong results here; empty if they pass."""
-    if jax.default_backend() != "gpu":
-        return "there is no NVIDIA GPU"
-    passed = _mark_of_success()
-    if passed and passed.exists():
+    def result(self) -> str:
+        """Make the trial, unless it was made before on this card, or wait for the one that runs."""
+        with self._lock:
+            if self.found is None:
+                self.found = self._make()
+            return self.found
+
+    def _make(self) -> str:
+        if jax.default_backend() != "gpu":
+            return "there is no NVIDIA GPU"
+        passed = _mark_of_success()
+        if passed and passed.exists():
+            return ""
+        try:
+            # Use another thread: the caller may be tracing, and trace state is thread-local.
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(_try_out).result()
+        except Exception as error:  # any failure: the plain functions still work
+            return f"they failed their trial on this card ({error!r:.300})"
+        if passed:
+            with suppress(OSError):
+                passed.parent.mkdir(parents=True, exist_ok=True)
+                passed.touch()
         return ""
-    try:
-        # Use another thread: the caller may be tracing, and trace state is thread-local.
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(_try_out).result()
-    except Exception as error:  # any failure: the plain functions still work
-        return f"they failed their trial on this card ({error!r:.300})"
-    if passed:
-        with suppress(OSError):
-            passed.parent.mkdir(parents=True, exist_ok=True)
-            passed.touch()
-    return ""
+
+
+TRIAL = Trial()
+
+
+def broken() -> str:
+    """Why no kernel can be used on this machine; empty if they can. Waits for the trial."""
+    return "" if common.INTERPRET else TRIAL.result()
+
+
+def known_broken() -> str:
+    """`broken`, but empty while the trial is not over: it takes as long as compiling a program, so
+    a program is compiled beside it, as if the kernels passed."""
+    on_gpu = jax.default_backend() == "gpu"
+    return (TRIAL.found or "") if on_gpu and not common.INTERPRET else broken()
 
 
 def _mark_of_success() -> Path | None:

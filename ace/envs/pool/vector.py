@@ -56,7 +56,8 @@ class VectorEnv:
     within `timeout` seconds, with all of its environments; time in which a worker waits for a core
     does not count. `VectorStep.faults` lists them. Any other error closes the whole pool. Workers
     in the `background` run only on idle cores; `awake` workers busy-wait between steps. `numbers`
-    is the largest count of named numbers of the tasks, or 0 if they are not wanted.
+    is the largest count of named numbers of the tasks, or 0 if they are not wanted. Without `wait`
+    the environments are made in the background, and the first reset waits for them.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class VectorEnv:
         background: bool = False,
         awake: bool = False,
         numbers: int = 0,
+        wait: bool = True,
     ) -> None:
         if not requests:
             raise ValueError("VectorEnv needs at least one request")
@@ -77,7 +79,7 @@ class VectorEnv:
         self._requests = list(requests)
         self._count = len(requests)
         self._timeout, self._background, self._awake = timeout, background, awake
-        self._state = "new"
+        self._state, self._made = "new", False
         self._groups: list[_Local | Remote] = []
         self._sizes = Sizes(self._count, obs_size, action_size, numbers)
         self._memory_fd = _memory_file(arrays_nbytes(self._sizes))
@@ -91,10 +93,18 @@ class VectorEnv:
                 self._groups.append(_Local(Group(requests, 0, self._arrays)))
             for start, stop in _split(self._count, workers):
                 self._groups.append(self._start(start, stop))
-            for reply in self._replies(None):
-                if isinstance(reply, Exception):
-                    raise reply
-            self._yield_processor(self._groups)
+        if wait:
+            self.wait_until_made()
+
+    def wait_until_made(self) -> None:
+        """Wait until all environments are made; raises the error of one that cannot be."""
+        if not self._made:
+            with self._closed_on_error():
+                for reply in self._replies(None):
+                    if isinstance(reply, Exception):
+                        raise reply
+                self._yield_processor(self._groups)
+            self._made = True
 
     def reset(self, seeds: Sequence[int] | None = None) -> np.ndarray:
         """Start new episodes in all environments, with new seeds if any; returns obs [N, O]."""
@@ -125,6 +135,7 @@ class VectorEnv:
 
     def _begin(self, command: str, argument: object) -> None:
         self._expect("new", "idle")
+        self.wait_until_made()
         self._state = "beginning"
         message = pickle.dumps((command, argument))
         with self._closed_on_error():

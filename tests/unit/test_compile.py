@@ -1,0 +1,101 @@
+"""Functions that are compiled once: what a check may undo, and kernels that fail their trial."""
+
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ace.engine import fused, kernels
+from ace.engine.compile import Function
+from ace.engine.lanes import LaneSetup
+from ace.engine.program import Program
+from ace.settings.config import Config, replace
+
+X = jnp.arange(3.0)
+
+
+def counting(traces: list[int]) -> Any:
+    """A function that adds how often it was traced."""
+
+    def add(x: jax.Array) -> jax.Array:
+        traces.append(1)
+        return x + len(traces)
+
+    return add
+
+
+@pytest.mark.parametrize("passes, times", [(True, 1), (False, 2)])
+def test_what_fails_its_check_is_traced_again(passes: bool, times: int) -> None:
+    traces: list[int] = []
+    function = Function(counting(traces), lambda: passes)
+    for _ in range(2):
+        np.testing.assert_array_equal(function(X), X + times)
+    assert len(traces) == times and function.ready
+
+
+def test_the_check_runs_beside_the_compilation() -> None:
+    begun = threading.Event()
+
+    def check() -> bool:
+        begun.set()
+        return True
+
+    class Lowered:
+        def compile(self) -> Any:
+            assert begun.wait(10)
+            return lambda x: x
+
+    function = Function(lambda x: x, check)
+    function.jitted = type("Jitted", (), {"lower": lambda self, *args: Lowered()})()  # type: ignore
+    assert function(7) == 7
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_an_error_counts_unless_the_check_fails(passes: bool) -> None:
+    traces: list[int] = []
+
+    def fails_first(x: jax.Array) -> jax.Array:
+        traces.append(1)
+        if len(traces) == 1:
+            raise ZeroDivisionError
+        return x
+
+    function = Function(fails_first, lambda: passes)
+    if passes:
+        with pytest.raises(ZeroDivisionError):
+            function(X)
+    else:
+        np.testing.assert_array_equal(function(X), X)
+
+
+def test_a_stopped_compilation_is_made_up_for_by_a_call() -> None:
+    stop, function = threading.Event(), Function(lambda x: 2 * x)
+    stop.set()
+    function.compile(X, stop=stop)
+    assert not function.ready
+    np.testing.assert_array_equal(function(X), 2 * X)
+
+
+def test_a_program_whose_kernels_fail_their_trial_computes_without_them(monkeypatch) -> None:
+    """They do not even compile here: there are none for a CPU."""
+    small = {"net.latent": 4, "net.mlp": 8, "net.encoder": 128, "net.belief": 4, "plan.horizon": 2}
+    config = replace(Config(), small | {"precision": "f32", "eval_episodes": 64})
+    setups = [LaneSetup("probe/point", 0, config, (3, 2))]
+    question = np.random.default_rng(0).standard_normal((1, 64, 3)).astype("f")
+    found, reports = [], []
+    monkeypatch.setattr(kernels, "TRIAL", kernels.Trial())
+    monkeypatch.setattr(kernels, "_mark_of_success", lambda: None)
+    monkeypatch.setattr(kernels, "_try_out", lambda: 1 / 0)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for table in (fused.TABLE, {}):
+        monkeypatch.setattr(Program, "table", table)
+        program = Program("ace", setups)
+        acting = program.put_acting(program.agent.acting_part(program.new_learners))
+        found.append(program.act_policy(acting, program.asking(64)(question, 0, 0)))
+        reports.append(program.kernels)
+    np.testing.assert_allclose(*found, atol=1e-6)
+    assert not reports[0].used and "failed their trial" in reports[0].unused()["rows"]
+    assert not reports[1].unused()
