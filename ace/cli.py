@@ -21,6 +21,7 @@ USAGE = """usage: ace COMMAND ...
   ace eval RUN [--episodes 10] [--video]
   ace export RUN OUT [--lane 0]
   ace speed [--lanes 1 5 16 48] [--preset default] [--task dmc/quadruped-run] [--json FILE]
+  ace bench SUITE [--for 25m] [--dry-run] [--ray auto]
   ace tasks
   ace info
 
@@ -67,13 +68,15 @@ def main(argv: list[str] | None = None) -> None:
 
 def explained(error: Exception) -> str | None:
     """What the user can do about an error, in one line; None if it is a bug of ours."""
+    from ace.bench.results import ResultError
     from ace.envs import EnvError, TaskError
     from ace.run.checkpoint import CheckpointError
     from ace.settings.config import ConfigError
 
     if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
         return NO_MEMORY
-    if isinstance(error, ConfigError | TaskError | EnvError | CheckpointError | OSError):
+    ours = ConfigError | TaskError | EnvError | CheckpointError | ResultError
+    if isinstance(error, ours | OSError):
         return " ".join(str(error).split())  # other packages write several lines
     return None
 
@@ -86,6 +89,7 @@ def dispatch(argv: Sequence[str]) -> None:
         "eval": evaluate,
         "export": export,
         "speed": speed,
+        "bench": bench,
         "tasks": tasks,
         "info": info,
     }
@@ -135,6 +139,7 @@ def show_help(command: str, argv: Sequence[str]) -> None:
             "eval": flags.EvalArgs,
             "export": flags.ExportArgs,
             "speed": flags.SpeedArgs,
+            "bench": flags.BenchArgs,
         }
         flags.parse(classes[command], ["--help"], f"ace {command}")
 
@@ -330,6 +335,22 @@ def speed(argv: Sequence[str]) -> None:
                 row[part]["kernels"] = kernels[part]
             if args.json:
                 write_json(args.json, found)
+
+
+def bench(argv: Sequence[str]) -> None:
+    """`ace bench`."""
+    # This process only plans and watches: it keeps off the devices, which its jobs use.
+    os.environ["ACE_BENCH_PLATFORM"] = os.environ.get("JAX_PLATFORMS", "")
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    prepare_jax()
+    from ace.bench import bench as benchmark
+    from ace.run.flags import BenchArgs, parse
+
+    if list(argv) == ["list"]:
+        benchmark.show_suites()
+        return
+    if status := benchmark.bench(parse(BenchArgs, argv, "ace bench"), argv):
+        raise SystemExit(status)
 
 
 def tasks(argv: Sequence[str]) -> None:

@@ -107,6 +107,39 @@ class SpeedArgs:
     """List the kernels that take the most time."""
 
 
+@dataclass(frozen=True)
+class BenchArgs:
+    """Run a suite of tasks, agents and seeds; what its results already have is skipped, and what
+    was interrupted goes on."""
+
+    suite: tyro.conf.Positional[str]
+    """A suite's name (`ace bench list` shows them), or a TOML file of your own."""
+    agents: tuple[str, ...] = ()
+    """Only these of the suite's agents."""
+    tasks: tuple[str, ...] = ()
+    """Only these of the suite's tasks."""
+    seeds: tuple[int, ...] = ()
+    """Other seeds than the suite's: 0 1 2, or 0-2."""
+    lanes: int | None = None
+    """Most lanes of one program, if not as the suite says. Results depend on it by rounding."""
+    dry_run: bool = False
+    """Show the plan, with expected time and memory, and do nothing."""
+    limit: Annotated[str, tyro.conf.arg(name="for")] = ""
+    """Start only what will be finished in this time: 25m, 2h or 90s."""
+    shard: str = ""
+    """Only part I of N of the suite's programs: 1/4, 2/4, ... on four machines."""
+    ray: str = ""
+    """Run on a Ray cluster: auto, or its address."""
+    results: Path = Path("results")
+    """Where results are; the suite has a folder of its own inside."""
+    work: Path = Path("runs/bench")
+    """Where unfinished programs keep their state."""
+    save_minutes: float = 5.0
+    """Minutes between the checkpoints of a program."""
+    quiet: bool = False
+    """Print nothing but errors and the summary."""
+
+
 class Words(NamedTuple):
     """A command line, split."""
 
@@ -281,6 +314,11 @@ def _numbers(name: str, text: str) -> list[int]:
         else:
             found.append(_whole(name, part))
     return found
+
+
+def read_seeds(text: str, name: str = "seeds") -> list[int]:
+    """The seeds of `0 1 2`, `0,1,2` or `0-2`."""
+    return [number for part in text.split() for number in _numbers(name, part)]
 
 
 def _whole(name: str, text: str) -> int:

@@ -20,11 +20,19 @@ LAYERS = [
     {"engine"},
     {"run"},
     {"tools"},
+    {"bench"},
     {"cli"},
     {"__main__"},
 ]
 BESIDE = {"envs", "__init__"}  # environments serve any room that may step them; the door is lazy
-WITH_ENVS = {"settings", "engine", "run", "tools", "cli"}  # presets depend on a task's spec
+WITH_ENVS = {
+    "settings",
+    "engine",
+    "run",
+    "tools",
+    "bench",
+    "cli",
+}  # presets depend on a task's spec
 EXCEPTIONS: dict[tuple[str, str], str] = {}  # (module, what it imports against the order): why
 
 

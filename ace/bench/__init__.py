@@ -1,0 +1,1 @@
+"""Benchmarks: suites of tasks, their runs, and the statistics of what came out."""

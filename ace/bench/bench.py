@@ -1,0 +1,263 @@
+"""`ace bench`: run what is missing of a suite, as many jobs at once as there are devices, and add
+what they find to the results."""
+
+import json
+import shlex
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ace.bench import suites
+from ace.bench.jobs import Job, finished_lanes, last_env_step, make_config, make_jobs
+from ace.bench.rates import Rate, Rates
+from ace.bench.results import ResultError, Table, add_program
+from ace.run.flags import BenchArgs
+from ace.settings.config import ConfigError
+
+MARGIN = 1.1  # expected times are multiplied by this before they are compared with a limit
+SAVE_SECONDS = 20.0  # before a limit, for jobs to save
+POLL_SECONDS = 0.2
+
+
+class Running(Protocol):
+    """A job in progress."""
+
+    def poll(self) -> int | None: ...
+    def env_step(self) -> int: ...
+    def stop(self) -> None: ...
+    def kill(self) -> None: ...
+    def log(self) -> str: ...
+
+
+@dataclass
+class Planned:
+    """A job, where it keeps its state, and what became of it."""
+
+    job: Job
+    folder: Path
+    steps: int  # agent steps of every lane
+    repeat: int
+    whole: int  # lanes before finished ones were left out
+    made: int = 0  # agent steps made by an earlier call
+    expected: float | None = None  # seconds
+    running: Any = None
+    begun: float = 0.0
+    asked: bool = False  # to stop
+    failure: str = ""
+
+    @property
+    def last(self) -> int:
+        """The env step at which the job ends."""
+        return self.steps * self.repeat
+
+
+@dataclass
+class Plan:
+    """All jobs of a call."""
+
+    suite: suites.Suite
+    results: Path
+    todo: list[Planned]
+    done: list[Job]
+    failed: list[Planned] = field(default_factory=list)
+    finished: list[Planned] = field(default_factory=list)
+
+
+def read_limit(text: str) -> float | None:
+    """Seconds of `25m`, `2h`, `90s` or `90`."""
+    if not text:
+        return None
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], text[-1]) if text[-1] in units else (text, "s")
+    try:
+        seconds = float(number) * units[unit]
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(f"--for is {text!r}; give a time such as 25m, 2h or 90s")
+    return seconds
+
+
+def read_shard(text: str) -> tuple[int, int]:
+    """Part and number of parts of `1/4`."""
+    if not text:
+        return 1, 1
+    try:
+        part, parts = map(int, text.split("/"))
+    except ValueError:
+        part, parts = 0, 0
+    if not 1 <= part <= parts:
+        raise ConfigError(f"--shard is {text!r}; give a part and the number of parts, as in 1/4")
+    return part, parts
+
+
+def choose_suite(args: BenchArgs) -> suites.Suite:
+    """The suite of a call, less what was not asked for."""
+    from ace.run.request import known
+
+    suite = suites.load(args.suite)
+    for name in args.agents:
+        known("agent of the suite", name, [e.name for e in suite.entries])
+    for task in args.tasks:
+        known("task of the suite", task, suite.tasks)
+    entries = tuple(e for e in suite.entries if not args.agents or e.name in args.agents)
+    tasks = tuple(t for t in suite.tasks if not args.tasks or t in args.tasks)
+    if len(set(args.seeds)) < len(args.seeds):
+        raise ConfigError(f"a seed is given twice: {' '.join(map(str, args.seeds))}")
+    if args.lanes is not None and args.lanes < 1:
+        raise ConfigError(f"--lanes is {args.lanes}; it must be at least 1")
+    return replace(suite, entries=entries, tasks=tasks, seeds=args.seeds or suite.seeds)
+
+
+def make_plan(args: BenchArgs) -> Plan:
+    """What is done and what is to do."""
+    suite = choose_suite(args)
+    part, parts = read_shard(args.shard)
+    jobs = make_jobs(suite, args.lanes)[part - 1 :: parts]
+    results = args.results / suite.name
+    finished = finished_lanes(jobs, results)
+    todo, done = [], []
+    for job in jobs:
+        missing = tuple(lane for lane in job.lanes if lane not in finished)
+        if not missing:
+            done.append(job)
+            clean_up(args.work / suite.name / job.id)
+            continue
+        used = {lane.agent: job.settings[lane.agent] for lane in missing}
+        left = replace(job, lanes=missing, settings=used)
+        lane = missing[0]
+        config = make_config(lane.agent, left, lane.task)
+        folder = args.work / suite.name / left.id
+        sizes = (config.agent_steps, config.action_repeat, len(job.lanes))
+        todo.append(Planned(left, folder, *sizes))
+    return Plan(suite, results, todo, done)
+
+
+def estimate(plan: Plan, rates: Rates, hardware: str) -> None:
+    """Fill in what is known of started jobs and how long each will take; put in order: started
+    ones first, then those with the fewest missing seeds, then the shortest."""
+    from ace.bench.local import env_step
+
+    for planned in plan.todo:
+        planned.made = env_step(planned.folder) // planned.repeat
+        planned.expected = rates.seconds(planned.job, hardware, planned.made)
+    plan.todo.sort(key=lambda p: (p.made == 0, len(p.job.lanes), p.expected or 0.0, p.job.id))
+
+
+def collect(planned: Planned, results: Path, command: str) -> Rate:
+    """Add the results of a finished job, then delete its checkpoints."""
+    from ace.run.record import read_csv
+
+    job, folder = planned.job, planned.folder
+    rows = read_csv(folder / "run" / "eval.csv")
+    tables: dict[tuple[str, str], Table] = {}
+    skipped = ("lane", "seed", "task", "env_step", "wall_time")
+    for row in rows:
+        lane = job.lanes[row["lane"]]
+        values = {n: float(x) for n, x in row.items() if n not in skipped and x != ""}
+        table = tables.setdefault((lane.agent, lane.task), {})
+        table.setdefault(lane.seed, {})[row["env_step"]] = values
+    check_complete(job, tables)
+    made = json.loads((folder / "done.json").read_text())
+    wall = max(float(row["wall_time"]) for row in rows)
+    versions = made["versions"]
+    hardware = versions.get("device") or "unknown"
+    rate = planned.steps * len(job.lanes) / max(wall, 1e-9)
+    description = {
+        "id": job.id,
+        "format": 1,
+        "suite": job.suite,
+        "agent": job.agent,
+        "preset": job.preset,
+        "command": command,
+        "commit": versions.get("commit"),
+        "dirty": versions.get("dirty"),
+        "versions": versions,
+        "hardware": hardware,
+        "config": made["config"],
+        "lanes": [
+            lane._asdict() | {"settings": own}
+            for lane, own in zip(job.lanes, made["settings"], strict=True)
+        ],
+        "env_steps": planned.last,
+        "wall_clock_s": wall,
+        "lane_steps_per_s": round(rate, 1),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    add_program(results, description, tables)
+    clean_up(folder)
+    return Rate(hardware, job.agent, job.preset, len(job.lanes), rate)
+
+
+def check_complete(job: Job, tables: dict[tuple[str, str], Table]) -> None:
+    """Refuse the results of a job that lacks a last evaluation."""
+    for lane in job.lanes:
+        last = last_env_step(make_config(lane.agent, job, lane.task))
+        if last not in tables.get((lane.agent, lane.task), {}).get(lane.seed, {}):
+            what = f"{lane.agent} on {lane.task}, seed {lane.seed}"
+            raise ResultError(f"{what}, has no evaluation at env step {last}")
+
+
+def clean_up(folder: Path) -> None:
+    """Delete the checkpoints of a job whose results are in; agents and curves stay."""
+    shutil.rmtree(folder / "run" / "checkpoints", ignore_errors=True)
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """The command that made results, without what only this call needs."""
+    return shlex.join(["ace", "bench", *argv])
+
+
+def bench(args: BenchArgs, argv: Sequence[str]) -> int:
+    """Carry out `ace bench`; the exit status."""
+    from rich.console import Console
+
+    from ace.bench import drive
+    from ace.bench.local import LocalJob, find_devices
+
+    limit, console = read_limit(args.limit), Console()
+    plan = make_plan(args)
+    cluster = None
+    if args.ray and not args.dry_run and plan.todo:
+        from ace.bench.cluster import Cluster
+
+        cluster = Cluster(args.ray, plan.suite)
+        slots, hardware = cluster.slots(len(plan.todo)), cluster.hardware
+    else:
+        slots = find_devices()
+        hardware = slots[0].kind
+    rates = Rates(plan.results, args.work / "rates.json")
+    estimate(plan, rates, hardware)
+    if not args.quiet or args.dry_run:
+        shown = f"{len(slots)} x {hardware}" if len(slots) > 1 else hardware
+        drive.show_plan(plan, shown, console, limit)
+    if args.dry_run or not plan.todo:
+        return 0
+
+    def start(planned: Planned, slot: Any) -> Running:
+        if cluster:
+            return cluster.start(planned.job, planned.folder, args.save_minutes)
+        return LocalJob(planned.job, planned.folder, args.save_minutes, slot)
+
+    board = drive.Board(console, args.quiet)
+    work = drive.Drive(plan, start, slots, rates, board, command_line(argv), hardware, limit)
+    try:
+        signum = work.run()
+    finally:
+        for planned in work.running:
+            planned.running.kill()
+        if cluster:
+            cluster.close()
+    board.say(drive.summary(work), always=True)
+    return 128 + signum if signum else int(bool(plan.failed))
+
+
+def show_suites() -> None:
+    """`ace bench list`: the suites that ship with the package."""
+    for name in suites.names():
+        suite = suites.load(name)
+        curves = len(suite.tasks) * len(suite.entries) * len(suite.seeds)
+        print(f"{name:16} {suite.about} ({curves} curves)")

@@ -1,0 +1,237 @@
+"""The loop of `ace bench`: starts jobs where there is room and time, watches them, collects their
+results, and goes on when one fails."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table as Grid
+
+from ace.bench.bench import MARGIN, POLL_SECONDS, SAVE_SECONDS, Plan, Planned, Running, collect
+from ace.bench.rates import Rates, bytes_needed
+from ace.bench.worker import STOPPED
+from ace.run.signals import Signals
+
+PLAIN_SECONDS = 60.0  # between two lines about running jobs, where there is no terminal
+KILL_SECONDS = 60.0  # for a job to save after it was asked to stop
+
+Start = Callable[[Planned, Any], Running]
+
+
+def duration(seconds: float | None) -> str:
+    """A time for people."""
+    if seconds is None:
+        return "unknown"
+    minutes = seconds / 60
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def describe(planned: Planned) -> str:
+    """What a job trains, in a few words."""
+    job = planned.job
+    agents = sorted({lane.agent for lane in job.lanes})
+    tasks = sorted({lane.task for lane in job.lanes})
+    shown = ", ".join(tasks[:3]) + (f" and {len(tasks) - 3} more" if len(tasks) > 3 else "")
+    who = ", ".join(agents[:3]) + (f" and {len(agents) - 3} more" if len(agents) > 3 else "")
+    return f"{who} on {shown}"
+
+
+def show_plan(plan: Plan, hardware: str, console: Console, limit: float | None) -> None:
+    """A table of what is to do."""
+    lanes = sum(len(p.job.lanes) for p in plan.todo)
+    done = sum(len(job.lanes) for job in plan.done) + sum(
+        p.whole - len(p.job.lanes) for p in plan.todo
+    )
+    console.print(
+        f"suite {plan.suite.name}: {done} of {lanes + done} curves are in {plan.results}; "
+        f"{len(plan.todo)} program(s) to run on {hardware}"
+    )
+    if not plan.todo:
+        return
+    grid = Grid()
+    for name in ("program", "what", "lanes", "env steps", "state", "memory", "expected"):
+        grid.add_column(name, justify="left" if name in ("program", "what") else "right")
+    spent = 0.0
+    for p in plan.todo:
+        state = f"at {p.made * p.repeat:,}" if p.made else "new"
+        if limit is not None and p.expected is not None:
+            spent += p.expected * MARGIN
+            state += ", too long" if spent > limit else ""
+        size = f"{bytes_needed(p.job) / 2**30:.1f} GiB"
+        row = (p.job.id, describe(p), str(len(p.job.lanes)), f"{p.last:,}", state, size)
+        grid.add_row(*row, duration(p.expected))
+    console.print(grid)
+
+
+class Board:
+    """Shows all running jobs: bars in a terminal, else a line now and then."""
+
+    def __init__(self, console: Console, quiet: bool):
+        self.console, self.quiet = console, quiet
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:,.0f} of {task.total:,.0f} env steps"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=quiet or not console.is_terminal,
+        )
+        self._bars: dict[str, Any] = {}
+        self._said = time.monotonic()
+
+    def say(self, text: str, always: bool = False) -> None:
+        """Print a line."""
+        if always or not self.quiet:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def update(self, running: Sequence[Planned]) -> None:
+        """Show how far jobs are."""
+        for p in running:
+            name = p.job.id
+            if name not in self._bars:
+                self._bars[name] = self.progress.add_task(f"{name}  {describe(p)}", total=p.last)
+            self.progress.update(self._bars[name], completed=p.running.env_step())
+        if not self.console.is_terminal and time.monotonic() - self._said > PLAIN_SECONDS:
+            self._said = time.monotonic()
+            for p in running:
+                self.say(f"{p.job.id}: env step {p.running.env_step():,} of {p.last:,}")
+
+    def remove(self, planned: Planned) -> None:
+        """Take a job off the display."""
+        if (bar := self._bars.pop(planned.job.id, None)) is not None:
+            self.progress.remove_task(bar)
+
+
+class Drive:
+    """One call of `ace bench`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        start: Start,
+        slots: Sequence[Any],
+        rates: Rates,
+        board: Board,
+        command: str,
+        hardware: str,
+        limit: float | None,
+    ):
+        self.plan, self.start, self.free = plan, start, list(slots)
+        self.rates, self.board, self.command = rates, board, command
+        self.hardware = hardware
+        self.deadline = None if limit is None else time.monotonic() + limit
+        self.pending, self.running = list(plan.todo), []
+        self.places: dict[str, Any] = {}
+
+    def run(self) -> int:
+        """Run jobs until none is left, or none that fits; the number of a signal that ended it."""
+        signals = Signals()
+        with signals, self.board.progress:
+            while self.pending or self.running:
+                if not signals.signum:
+                    self.start_jobs()
+                if not self.running:
+                    break
+                for planned in list(self.running):
+                    self.watch(planned, bool(signals.signum))
+                self.board.update(self.running)
+                time.sleep(POLL_SECONDS)
+        return signals.signum
+
+    def left(self) -> float:
+        """Seconds until jobs must save."""
+        if self.deadline is None:
+            return float("inf")
+        return self.deadline - SAVE_SECONDS - time.monotonic()
+
+    def start_jobs(self) -> None:
+        """Start the next jobs that fit the devices and the time."""
+        for planned in list(self.pending):
+            if not self.free:
+                return
+            needed = planned.expected * MARGIN if planned.expected is not None else 0.0
+            if needed > self.left() or self.left() <= 0:
+                continue
+            place = self.free.pop(0)
+            self.pending.remove(planned)
+            self.running.append(planned)
+            self.places[planned.job.id] = place
+            planned.begun = time.monotonic()
+            planned.running = self.start(planned, place)
+            about = f"{describe(planned)}, {len(planned.job.lanes)} lane(s)"
+            self.board.say(
+                f"started {planned.job.id}: {about}, expected {duration(planned.expected)}"
+            )
+
+    def watch(self, planned: Planned, stopping: bool) -> None:
+        """See whether a job has ended; ask it to stop if its time is over."""
+        status = planned.running.poll()
+        if status is None:
+            if (stopping or self.left() <= 0) and not planned.asked:
+                planned.running.stop()
+                planned.asked, planned.begun = True, time.monotonic()
+            elif planned.asked and time.monotonic() - planned.begun > KILL_SECONDS:
+                planned.running.kill()
+            return
+        self.running.remove(planned)
+        self.free.append(self.places.pop(planned.job.id))
+        self.board.remove(planned)
+        if status == 0:
+            self.collect(planned)
+        elif planned.asked:
+            at = planned.running.env_step()
+            self.pending.append(planned)
+            planned.made = at // planned.repeat
+            planned.expected = self.rates.seconds(planned.job, self.hardware, planned.made)
+            self.board.say(f"saved {planned.job.id} at env step {at:,}; the same command goes on")
+        else:
+            how = "was stopped" if status == STOPPED else f"ended with status {status}"
+            self.fail(
+                planned, f"{how}; {planned.folder / 'log.txt'} ends with:\n" + _last_lines(planned)
+            )
+
+    def collect(self, planned: Planned) -> None:
+        """Add what a job found to the results."""
+        took = time.monotonic() - planned.begun
+        try:
+            rate = collect(planned, self.plan.results, self.command)
+        except Exception as error:  # whatever is wrong with one job, the others go on
+            self.fail(planned, f"its results cannot be used: {error}")
+            return
+        self.rates.add(rate)
+        self.plan.finished.append(planned)
+        for other in self.pending:
+            other.expected = self.rates.seconds(other.job, self.hardware, other.made)
+        said = duration(planned.expected)
+        self.board.say(
+            f"finished {planned.job.id} in {duration(took)} (expected {said}), "
+            f"{rate.lane_steps_per_s:,.0f} lane-steps/s"
+        )
+
+    def fail(self, planned: Planned, why: str) -> None:
+        """Remember a job that did not end well, and go on."""
+        planned.failure = why
+        self.plan.failed.append(planned)
+        self.board.say(f"failed {planned.job.id}: {why}", always=True)
+
+
+def _last_lines(planned: Planned, count: int = 15) -> str:
+    lines = planned.running.log().splitlines()
+    return "\n".join(f"  {line}" for line in lines[-count:])
+
+
+def summary(drive: Drive) -> str:
+    """What became of a call, in a few lines."""
+    plan = drive.plan
+    lanes = sum(len(p.job.lanes) for p in plan.finished)
+    lines = [f"{len(plan.finished)} program(s) finished, {lanes} curve(s) added to {plan.results}"]
+    for p in plan.failed:
+        lines.append(f"failed: {p.job.id} ({describe(p)}); {p.folder / 'log.txt'} says why")
+    for p in drive.pending:
+        made = f", at env step {p.made * p.repeat:,}" if p.made else ""
+        lines.append(f"left: {p.job.id} ({describe(p)}){made}, expected {duration(p.expected)}")
+    return "\n".join(lines)

@@ -1,0 +1,217 @@
+"""From a suite to jobs: each is one program, whose lanes share every setting that shapes it."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ace.bench.results import ResultError, read_programs, read_table, task_path
+from ace.bench.suites import Entry, Suite
+from ace.run import request
+from ace.settings import config as settings
+from ace.settings.config import ConfigError
+
+# Settings that may differ between machines without making another experiment.
+OF_THE_MACHINE = ("precision", "kernels", "workers", "env_timeout", "fault_limit")
+
+
+class LaneSpec(NamedTuple):
+    """One lane of a job."""
+
+    agent: str  # the suite's name for it
+    task: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """One program of a suite. Its lanes do not depend on what has been run before or on the time
+    there is, so its numbers do not either."""
+
+    suite: str
+    agent: str  # the registered agent
+    preset: str
+    env_steps: int
+    imports: tuple[str, ...]
+    settings: Mapping[str, Mapping[str, Any]]  # of each of the suite's agents
+    lanes: tuple[LaneSpec, ...]
+
+    @property
+    def id(self) -> str:
+        """A name that changes with anything that defines the job."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return f"{self.agent}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> "Job":
+        """A job from the content of its file."""
+        lanes = tuple(LaneSpec(*lane) for lane in found["lanes"])
+        return cls(**{**found, "imports": tuple(found["imports"]), "lanes": lanes})
+
+
+def make_config(suite_agent: str, job: Job, task: str) -> Any:
+    """The settings of a lane; `precision` may still be `auto`."""
+    from ace.envs import get_spec, validate
+    from ace.settings.presets import resolve
+
+    validate(task)
+    spec, agent = get_spec(task), request.find_agent(job.agent)
+    default = resolve(job.preset, task, spec, agent.defaults)
+    default = replace(default, own=agent.settings and agent.settings())
+    request.check_columns(spec, agent.metrics)
+    values = {"env_steps": job.env_steps} | dict(job.settings[suite_agent])
+    config = request.with_settings(default, values, job.agent)
+    request.check_read(job.agent, agent.sections, request.changes(default, config))
+    request.check_config(job.agent, config)
+    return config
+
+
+def entry_settings(entry: Entry) -> dict[str, Any]:
+    """The settings of one of a suite's agents: its own, and the suite's that it reads."""
+    sections = (*request.find_agent(entry.agent).sections, entry.agent)
+
+    def read(name: str) -> bool:
+        return "." not in name or any(name == s or name.startswith(f"{s}.") for s in sections)
+
+    return {n: v for n, v in entry.shared.items() if read(n)} | dict(entry.settings)
+
+
+def make_jobs(suite: Suite, lanes: int | None = None) -> list[Job]:
+    """All jobs of a suite: lanes that share a structure, tasks of similar size together."""
+    import jax
+
+    from ace.envs import get_spec
+
+    request.import_modules(suite.imports)
+    groups: dict[Any, list[tuple[int, LaneSpec]]] = {}
+    for entry in suite.entries:
+        one = Job(
+            suite.name,
+            entry.agent,
+            suite.preset,
+            suite.env_steps,
+            suite.imports,
+            {entry.name: entry_settings(entry)},
+            (),
+        )
+        for task in suite.tasks:
+            config = make_config(entry.name, one, task)
+            shape = (entry.agent, str(jax.tree.structure(config)))
+            size = get_spec(task).obs_size
+            made = [(size, LaneSpec(entry.name, task, seed)) for seed in suite.seeds]
+            groups.setdefault(shape, []).extend(made)
+    by_name = {entry.name: entry for entry in suite.entries}
+    tasks = {task: place for place, task in enumerate(suite.tasks)}
+    jobs = []
+    for found in groups.values():
+        found.sort(key=lambda lane: (lane[0], tasks[lane[1].task]))
+        for chosen in _split([lane for _, lane in found], lanes or suite.lanes):
+            used = {lane.agent: entry_settings(by_name[lane.agent]) for lane in chosen}
+            agent = by_name[chosen[0].agent].agent
+            jobs.append(
+                Job(
+                    suite.name,
+                    agent,
+                    suite.preset,
+                    suite.env_steps,
+                    suite.imports,
+                    used,
+                    tuple(chosen),
+                )
+            )
+    return jobs
+
+
+def _split(lanes: Sequence[LaneSpec], most: int) -> list[list[LaneSpec]]:
+    """Lanes in parts of at most `most`; the seeds of a task and agent stay together if they fit."""
+    parts: list[list[LaneSpec]] = []
+    for lane in lanes:
+        same = [x for x in lanes if x[:2] == lane[:2]]
+        begins = lane == same[0] and len(same) <= most
+        full = len(parts[-1]) + (len(same) if begins else 1) > most if parts else True
+        if full:
+            parts.append([])
+        parts[-1].append(lane)
+    return parts
+
+
+def make_run(job: Job, folder: Path, **options: Any) -> request.Run:
+    """The run of a job in a folder, on this machine's device."""
+    from ace.engine.lanes import LaneSetup
+    from ace.envs import get_spec
+
+    request.import_modules(job.imports)
+    configs = {lane[:2]: make_config(lane.agent, job, lane.task) for lane in job.lanes}
+    setups, labels = [], []
+    for lane in job.lanes:
+        config, spec = configs[lane[:2]], get_spec(lane.task)
+        config = replace(config, precision=request.resolve_precision(config.precision))
+        sizes = (spec.obs_size, spec.action_size)
+        setups.append(LaneSetup(lane.task, lane.seed, config, sizes))
+        labels.append(lane.agent)
+    notes = request.task_notes(dict.fromkeys(lane.task for lane in job.lanes))
+    return request.Run(
+        job.agent, job.preset, setups, labels, folder, imports=job.imports, notes=notes, **options
+    )
+
+
+def describe_config(configs: Sequence[Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The settings that all lanes share, and for each lane those in which lanes differ."""
+    flat = [settings.flatten(config) for config in configs]
+    shared = {n: v for n, v in flat[0].items() if all(f.get(n) == v for f in flat)}
+    return shared, [{n: v for n, v in f.items() if n not in shared} for f in flat]
+
+
+def last_env_step(config: Any) -> int:
+    """The env step of the last evaluation."""
+    return config.agent_steps * config.action_repeat
+
+
+def finished_lanes(jobs: Iterable[Job], folder: Path) -> set[LaneSpec]:
+    """Lanes whose results are complete; results of other settings are an error."""
+    programs = read_programs(folder)
+    known = {
+        LaneSpec(lane["agent"], lane["task"], int(lane["seed"])): (program, lane)
+        for program in programs
+        for lane in program["lanes"]
+    }
+    done = set()
+    for job in jobs:
+        for lane in job.lanes:
+            path = task_path(folder, lane.agent, lane.task)
+            if not path.exists():
+                continue
+            config = make_config(lane.agent, job, lane.task)
+            if last_env_step(config) not in read_table(path).get(lane.seed, {}):
+                continue
+            if lane in known:
+                _check_settings(config, *known[lane], path)
+            done.add(lane)
+    return done
+
+
+def _check_settings(config: Any, program: Mapping, lane: Mapping, path: Path) -> None:
+    """Refuse to count results that other settings made."""
+    if not program.get("config"):
+        return  # made before settings were written down
+    there = {**program["config"], **(lane.get("settings") or {})}
+    here = json.loads(json.dumps(settings.flatten(config)))
+    names = sorted(set(here) & set(there) - set(OF_THE_MACHINE))
+    if differing := [n for n in names if here[n] != there[n]]:
+        shown = ", ".join(f"{n} ({there[n]} there, {here[n]} now)" for n in differing[:3])
+        raise ResultError(
+            f"{path}: seed {lane['seed']} was made with other settings by program "
+            f"{program['id']}: {shown}; move these results away or give --results another folder"
+        )
+
+
+def check_jobs(jobs: Sequence[Job]) -> None:
+    """Refuse a suite without lanes."""
+    if not any(job.lanes for job in jobs):
+        raise ConfigError("the suite has no lanes: name tasks, agents and seeds")

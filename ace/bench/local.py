@@ -1,0 +1,117 @@
+"""Jobs as processes of this machine, one per device."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from ace.bench.jobs import Job
+from ace.bench.results import write_text
+from ace.settings.config import ConfigError
+
+PROBE = "import jax, json; print(json.dumps([d.device_kind for d in jax.local_devices()]))"
+TAIL = 2000  # characters of a log that an error shows
+
+
+class Device(NamedTuple):
+    """Where one job runs at a time."""
+
+    kind: str  # "cpu", or what JAX calls the accelerator
+    visible: str | None = None  # for CUDA_VISIBLE_DEVICES
+
+
+def find_devices() -> list[Device]:
+    """The accelerators of this machine, or its CPU. Another process asks JAX, since the one that
+    asks takes memory of every device."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, env=environment(None)
+    )
+    if done.returncode:
+        raise ConfigError(f"JAX finds no device here: {done.stderr.strip()[-300:]}")
+    kinds = json.loads(done.stdout.strip().splitlines()[-1])
+    if kinds and kinds[0].lower() != "cpu":
+        ids = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        names = ids if len(ids) == len(kinds) else [str(i) for i in range(len(kinds))]
+        return [Device(kind, name) for kind, name in zip(kinds, names, strict=True)]
+    return [Device("cpu")]
+
+
+def environment(device: Device | None) -> dict[str, str]:
+    """The environment of a job's process."""
+    found = dict(os.environ)
+    if device and device.visible is not None:
+        found["CUDA_VISIBLE_DEVICES"] = device.visible
+    if found.get("ACE_BENCH_PLATFORM") is not None:  # `bench` itself keeps off the devices
+        platform = found.pop("ACE_BENCH_PLATFORM")
+        found.pop("JAX_PLATFORMS", None)
+        if platform:
+            found["JAX_PLATFORMS"] = platform
+    return found
+
+
+class LocalJob:
+    """A job that runs in a process."""
+
+    def __init__(self, job: Job, folder: Path, save_minutes: float, device: Device | None = None):
+        self.job, self.folder = job, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "job.json", json.dumps(job.to_json(), indent=1) + "\n")
+        self._log = (folder / "log.txt").open("ab")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ace.bench.worker", str(folder), str(save_minutes)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env=environment(device),
+            start_new_session=True,  # Ctrl-C goes to `ace bench`, which asks its jobs to save
+        )
+
+    def poll(self) -> int | None:
+        """The exit status, or None while the job runs."""
+        status = self._process.poll()
+        if status is not None:
+            self._log.close()
+        return status
+
+    def env_step(self) -> int:
+        """How far the job is."""
+        return env_step(self.folder)
+
+    def stop(self) -> None:
+        """Ask the job to save and end."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the job at once."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def log(self) -> str:
+        """The end of what the job printed."""
+        text = (self.folder / "log.txt").read_text(errors="replace")
+        return text[-TAIL:].strip()
+
+
+def env_step(folder: Path) -> int:
+    """The last env step that a job has recorded."""
+    return max(_last_step(folder / "run" / name) for name in ("train.csv", "eval.csv"))
+
+
+def _last_step(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            header = file.readline().decode().rstrip("\n").split(",")
+            file.seek(max(0, path.stat().st_size - 2000))
+            lines = file.read().decode(errors="replace").splitlines()
+        for line in reversed(lines):
+            fields = line.split(",")
+            if len(fields) == len(header):
+                return int(fields[header.index("env_step")])
+    except (OSError, ValueError):
+        pass
+    return 0

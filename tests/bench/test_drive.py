@@ -1,0 +1,205 @@
+"""What `ace bench` does with jobs, tried on jobs that only pretend: order, limits, failures,
+signals."""
+
+import io
+import os
+import signal
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ace.bench import bench, drive
+from ace.bench.jobs import Job, LaneSpec
+from ace.bench.rates import Rate, Rates
+from ace.bench.suites import Suite
+from ace.bench.worker import STOPPED
+from ace.settings.config import ConfigError
+
+STEPS = 1000
+
+
+@dataclass
+class Pretend:
+    """A job that ends after some looks at it."""
+
+    looks: int = 2
+    status: int = 0
+    seen: int = 0
+    asked: list[str] = field(default_factory=list)
+
+    def poll(self) -> int | None:
+        self.seen += 1
+        if self.asked:
+            return STOPPED if self.asked[-1] == "stop" else -9
+        return self.status if self.seen > self.looks else None
+
+    def env_step(self) -> int:
+        return 10 * self.seen
+
+    def stop(self) -> None:
+        self.asked.append("stop")
+
+    def kill(self) -> None:
+        self.asked.append("kill")
+
+    def log(self) -> str:
+        return "one line\nthe last line"
+
+
+class Scene:
+    """A plan of jobs with given lanes, and what was started when."""
+
+    def __init__(self, folder: Path, monkeypatch, lanes: list[int], slots: int = 1, **how: Any):
+        monkeypatch.setattr(drive, "POLL_SECONDS", 0.0)
+        monkeypatch.setattr(bench, "make_config", lambda *a: None)
+        monkeypatch.setattr("ace.bench.rates.agent_steps", lambda job: STEPS)
+        self.folder, self.started, self.jobs = folder, [], how.get("jobs", {})
+        suite = Suite("mine", "", ("probe/point",), (), (0,), STEPS, "debug", 9, ())
+        self.planned = [self.one(i, count) for i, count in enumerate(lanes)]
+        self.plan = bench.Plan(suite, folder / "results", list(self.planned), [])
+        self.rates = Rates(folder / "results" / "mine", folder / "rates.json")
+        for rate in how.get("rates", ()):
+            self.rates.known.append(Rate("cpu", "ace", "debug", *rate))
+        bench.estimate(self.plan, self.rates, "cpu")
+        monkeypatch.setattr(drive, "collect", self.collect)
+        self.text = io.StringIO()
+        board = drive.Board(Console(file=self.text, width=200), quiet=False)
+        given = (board, "ace bench mine", "cpu", how.get("limit"))
+        self.drive = drive.Drive(self.plan, self.start, range(slots), self.rates, *given)
+
+    def one(self, index: int, count: int) -> bench.Planned:
+        lanes = tuple(LaneSpec("ace", f"probe/{index}", seed) for seed in range(count))
+        job = Job("mine", "ace", "debug", STEPS, (), {"ace": {}}, lanes)
+        return bench.Planned(job, self.folder / str(index), STEPS, 1, count)
+
+    def start(self, planned: bench.Planned, slot: Any) -> Pretend:
+        index = int(planned.folder.name)
+        self.started.append(index)
+        return self.jobs.get(index, Pretend())
+
+    def collect(self, planned: bench.Planned, *_: Any) -> Rate:
+        return Rate("cpu", "ace", "debug", len(planned.job.lanes), 100.0)
+
+
+def test_all_jobs_run_and_those_with_the_fewest_missing_curves_come_first(
+    tmp_path, monkeypatch
+) -> None:
+    scene = Scene(tmp_path, monkeypatch, [5, 1, 3])
+    assert scene.drive.run() == 0
+    assert scene.started == [1, 2, 0] and len(scene.plan.finished) == 3
+    assert "3 program(s) finished, 9 curve(s) added" in drive.summary(scene.drive)
+
+
+def test_as_many_jobs_run_at_once_as_there_are_devices(tmp_path, monkeypatch) -> None:
+    most = []
+    scene = Scene(tmp_path, monkeypatch, [1, 2, 3, 4], slots=2)
+    watch = scene.drive.watch
+
+    def watched(planned: bench.Planned, stopping: bool) -> None:
+        most.append(len(scene.drive.running))
+        watch(planned, stopping)
+
+    scene.drive.watch = watched
+    scene.drive.run()
+    assert max(most) == 2 and sorted(scene.started) == [0, 1, 2, 3]
+
+
+def test_a_failed_job_is_named_and_the_others_go_on(tmp_path, monkeypatch) -> None:
+    scene = Scene(tmp_path, monkeypatch, [1, 2, 3], jobs={1: Pretend(status=1)})
+    scene.drive.run()
+    assert len(scene.plan.finished) == 2 and len(scene.plan.failed) == 1
+    assert "ended with status 1" in scene.text.getvalue()
+    assert "the last line" in scene.text.getvalue()
+    assert f"failed: {scene.planned[1].job.id}" in drive.summary(scene.drive)
+
+
+def test_a_job_that_somebody_stopped_counts_as_failed(tmp_path, monkeypatch) -> None:
+    scene = Scene(tmp_path, monkeypatch, [1], jobs={0: Pretend(status=STOPPED)})
+    scene.drive.run()
+    assert "was stopped" in scene.plan.failed[0].failure
+
+
+def test_results_that_cannot_be_used_fail_one_job_only(tmp_path, monkeypatch) -> None:
+    scene = Scene(tmp_path, monkeypatch, [1, 2])
+
+    def broken(planned: bench.Planned, *_: Any) -> Rate:
+        if planned is scene.planned[0]:
+            raise ValueError("two results")
+        return scene.collect(planned)
+
+    monkeypatch.setattr(drive, "collect", broken)
+    scene.drive.run()
+    assert "two results" in scene.plan.failed[0].failure and len(scene.plan.finished) == 1
+
+
+def test_only_what_fits_the_time_is_started_and_the_rest_is_listed(tmp_path, monkeypatch) -> None:
+    """100 lane-steps/s with four lanes: 40 s and the start for one of them, 10 s with one lane."""
+    scene = Scene(tmp_path, monkeypatch, [4, 1], limit=75.0, rates=[(4, 100.0), (1, 100.0)])
+    assert scene.planned[0].expected == pytest.approx(15 + 40)
+    assert scene.planned[1].expected == pytest.approx(15 + 10)
+    scene.drive.run()
+    assert scene.started == [1]  # 55 s and a tenth more do not fit into 75 less 20 for saving
+    left = drive.summary(scene.drive)
+    assert f"left: {scene.planned[0].job.id}" in left and "expected 55 s" in left
+
+
+def test_at_the_end_of_the_time_jobs_save_and_are_listed(tmp_path, monkeypatch) -> None:
+    job = Pretend(looks=10**9)
+    scene = Scene(tmp_path, monkeypatch, [1], limit=20.2, jobs={0: job})  # nothing is measured yet
+    assert scene.drive.run() == 0
+    assert job.asked == ["stop"] and not scene.plan.failed
+    assert "the same command goes on" in scene.text.getvalue()
+    assert scene.drive.pending == [scene.planned[0]]
+
+
+def test_a_measured_rate_counts_for_the_jobs_that_follow(tmp_path, monkeypatch) -> None:
+    scene = Scene(tmp_path, monkeypatch, [1, 1], slots=1)
+    assert scene.planned[1].expected is None
+    scene.drive.run()
+    assert scene.rates.find(scene.planned[1].job, "cpu") == 100.0
+    assert Rates(tmp_path / "none", tmp_path / "rates.json").known[-1].lane_steps_per_s == 100.0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_asks_jobs_to_save(tmp_path, monkeypatch, signum) -> None:
+    job = Pretend(looks=10**9)
+    scene = Scene(tmp_path, monkeypatch, [1, 2], jobs={0: job})
+    monkeypatch.setattr(drive, "POLL_SECONDS", 0.01)
+    threading.Timer(0.1, lambda: os.kill(os.getpid(), signum)).start()
+    assert scene.drive.run() == signum
+    assert job.asked == ["stop"] and len(scene.started) == 1 and len(scene.drive.pending) == 2
+
+
+def test_a_job_that_does_not_stop_is_killed(tmp_path, monkeypatch) -> None:
+    class Deaf(Pretend):
+        def poll(self) -> int | None:
+            return -9 if "kill" in self.asked else None
+
+    job = Deaf()
+    scene = Scene(tmp_path, monkeypatch, [1], limit=20.1, jobs={0: job})
+    monkeypatch.setattr(drive, "KILL_SECONDS", 0.1)
+    scene.drive.run()
+    assert job.asked[0] == "stop" and job.asked[-1] == "kill"
+
+
+@pytest.mark.parametrize(
+    "text, seconds", [("25m", 1500), ("2h", 7200), ("90s", 90), ("90", 90), ("1.5m", 90)]
+)
+def test_times_are_read(text: str, seconds: float) -> None:
+    assert bench.read_limit(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["m", "soon", "-5m", "0", "infm", "nan"])
+def test_other_times_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="25m, 2h or 90s"):
+        bench.read_limit(text)
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b", "1/0", "-1/2"])
+def test_wrong_shards_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="as in 1/4"):
+        bench.read_shard(text)
