@@ -138,13 +138,21 @@ def make_plan(args: BenchArgs) -> Plan:
 
 def estimate(plan: Plan, rates: Rates, hardware: str) -> None:
     """Fill in what is known of started jobs and how long each will take; put in order: started
-    ones first, then those with the fewest missing seeds, then the shortest."""
+    ones first, then those that finish the most curves in a second, then those with the fewest
+    missing ones."""
     from ace.bench.local import env_step
 
     for planned in plan.todo:
         planned.made = env_step(planned.folder) // planned.repeat
         planned.expected = rates.seconds(planned.job, hardware, planned.made)
-    plan.todo.sort(key=lambda p: (p.made == 0, len(p.job.lanes), p.expected or 0.0, p.job.id))
+    plan.todo.sort(key=order)
+
+
+def order(planned: Planned) -> tuple:
+    """Where a job stands among those that wait."""
+    lanes = len(planned.job.lanes)
+    worth = lanes / planned.expected if planned.expected else 0.0
+    return planned.made == 0, -worth, lanes, planned.job.id
 
 
 def collect(planned: Planned, results: Path, command: str) -> Rate:

@@ -2,10 +2,11 @@
 and the time that a start takes."""
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ace.bench.jobs import Job, make_config
 from ace.bench.results import read_programs, write_text
@@ -44,19 +45,18 @@ class Rates:
         write_text(self.own, json.dumps([r._asdict() for r in mine], indent=1) + "\n")
 
     def find(self, job: Job, hardware: str) -> float | None:
-        """Lane-steps per second, from the measurement with the most similar number of lanes;
-        the newest of several. Fewer lanes are slower, by less than their number."""
-        alike = [
-            rate
-            for rate in self.known
-            if (rate.hardware, rate.agent, rate.preset) == (hardware, job.agent, job.preset)
-        ]
+        """Lane-steps per second, interpolated between measurements with fewer and more lanes (on
+        logarithmic scales; the newest counts). Below the fewest, a step takes as long as with
+        them; above the most, a lane-step does."""
+        wanted = (hardware, job.agent, job.preset)
+        alike = {r.lanes: r.lane_steps_per_s for r in self.known if r[:3] == wanted}
         if not alike:
             return None
-        lanes = len(job.lanes)
-        near = min(reversed(alike), key=lambda rate: abs(math.log(rate.lanes / lanes)))
-        ratio = lanes / near.lanes
-        return near.lane_steps_per_s * (math.sqrt(ratio) if ratio > 1 else ratio)
+        lanes, counts = len(job.lanes), sorted(alike)
+        if lanes < counts[0]:
+            return alike[counts[0]] * lanes / counts[0]
+        logs = np.log(counts), np.log([alike[n] for n in counts])
+        return float(np.exp(np.interp(np.log(lanes), *logs)))
 
     def seconds(self, job: Job, hardware: str, made: int = 0) -> float | None:
         """Expected seconds until the job ends, if it has made some agent steps already."""

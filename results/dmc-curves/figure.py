@@ -12,7 +12,7 @@ TASKS = ("acrobot-swingup", "hopper-hop", "quadruped-run")
 
 def main() -> None:
     """Read the CSV files beside this script and write the figure."""
-    ours = {path.stem: read_csv(path) for path in sorted((FOLDER / "ace").glob("*.csv"))}
+    ours = {path.stem: read_csv(path) for path in sorted((FOLDER / "ace" / "dmc").glob("*.csv"))}
     tasks = list(dict.fromkeys([*TASKS, *ours]))
     paper: dict[str, dict[int, float]] = {task: {} for task in tasks}
     for row in read_csv(FOLDER / "paper.csv"):

@@ -6,13 +6,20 @@ from ace.run.record import read_csv
 from ace.tools.plots import align, bootstrap_interval, curves
 
 FOLDER = Path(__file__).parent
-RUNS = ("bf16", "tf32")
+RUNS = {"bf16": "ace-bf16", "tf32": "ace-tf32"}
 STEPS = (100_000, 200_000)
 
 
 def main() -> None:
     """Read both runs, write the figure and print means, intervals and seeds."""
-    runs = {name: read_csv(FOLDER / name / "eval.csv") for name in RUNS}
+    runs = {
+        name: [
+            {"task": f"dmc/{path.stem}", **row}
+            for path in sorted((FOLDER / agent / "dmc").glob("*.csv"))
+            for row in read_csv(path)
+        ]
+        for name, agent in RUNS.items()
+    }
     tasks = sorted({row["task"] for row in runs["bf16"]})
     curves(runs, FOLDER / "curves.png")
     for task in tasks:

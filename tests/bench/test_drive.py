@@ -85,6 +85,22 @@ class Scene:
         return Rate("cpu", "ace", "debug", len(planned.job.lanes), 100.0)
 
 
+def test_jobs_that_finish_the_most_curves_in_a_second_come_first(tmp_path, monkeypatch) -> None:
+    scene = Scene(tmp_path, monkeypatch, [1, 4, 2], rates=[(1, 50.0), (4, 160.0)])
+    assert [len(p.job.lanes) for p in scene.plan.todo] == [4, 2, 1]
+    # Between one and four lanes, on logarithmic scales: the geometric mean of the rates.
+    expected = {len(p.job.lanes): p.expected for p in scene.plan.todo}
+    assert expected[2] == pytest.approx(15 + 2 * STEPS / (50 * 160) ** 0.5)
+    assert expected[1] == pytest.approx(15 + STEPS / 50)
+
+
+def test_rates_beyond_what_was_measured(tmp_path, monkeypatch) -> None:
+    scene = Scene(tmp_path, monkeypatch, [1, 8], rates=[(2, 100.0), (4, 150.0)])
+    assert scene.rates.find(scene.planned[0].job, "cpu") == pytest.approx(50.0)
+    assert scene.rates.find(scene.planned[1].job, "cpu") == pytest.approx(150.0)
+    assert scene.rates.find(scene.planned[0].job, "another card") is None
+
+
 def test_all_jobs_run_and_those_with_the_fewest_missing_curves_come_first(
     tmp_path, monkeypatch
 ) -> None:
@@ -138,7 +154,7 @@ def test_results_that_cannot_be_used_fail_one_job_only(tmp_path, monkeypatch) ->
 
 def test_only_what_fits_the_time_is_started_and_the_rest_is_listed(tmp_path, monkeypatch) -> None:
     """100 lane-steps/s with four lanes: 40 s and the start for one of them, 10 s with one lane."""
-    scene = Scene(tmp_path, monkeypatch, [4, 1], limit=75.0, rates=[(4, 100.0), (1, 100.0)])
+    scene = Scene(tmp_path, monkeypatch, [4, 1], limit=75.0, rates=[(1, 100.0), (4, 100.0)])
     assert scene.planned[0].expected == pytest.approx(15 + 40)
     assert scene.planned[1].expected == pytest.approx(15 + 10)
     scene.drive.run()
@@ -160,7 +176,7 @@ def test_a_measured_rate_counts_for_the_jobs_that_follow(tmp_path, monkeypatch) 
     scene = Scene(tmp_path, monkeypatch, [1, 1], slots=1)
     assert scene.planned[1].expected is None
     scene.drive.run()
-    assert scene.rates.find(scene.planned[1].job, "cpu") == 100.0
+    assert scene.rates.find(scene.planned[1].job, "cpu") == pytest.approx(100.0)
     assert Rates(tmp_path / "none", tmp_path / "rates.json").known[-1].lane_steps_per_s == 100.0
 
 
