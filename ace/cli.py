@@ -21,7 +21,10 @@ USAGE = """usage: ace COMMAND ...
   ace eval RUN [--episodes 10] [--video]
   ace export RUN OUT [--lane 0]
   ace speed [--lanes 1 5 16 48] [--preset default] [--task dmc/quadruped-run] [--json FILE]
-  ace bench SUITE [--for 25m] [--dry-run] [--ray auto]
+  ace bench SUITE [--for 25m] [--dry-run] [--ray auto]     (`ace bench list` shows the suites)
+  ace report RESULTS [RESULTS ...] [--out report]
+  ace compare RESULTS [RESULTS ...]
+  ace plot RUN [RUN ...]
   ace tasks
   ace info
 
@@ -31,10 +34,6 @@ NO_ARGUMENTS = {
     "tasks": "usage: ace tasks\n\nlist every task that `ace train` knows by name",
     "info": "usage: ace info\n\nshow versions, device, presets, agents and planners",
 }
-NO_MEMORY = (
-    "the device has no memory left; train fewer lanes, lower --replay.capacity, or stop the other "
-    "program on the card (XLA_PYTHON_CLIENT_MEM_FRACTION sets the share that this one may take)"
-)
 NO_PICTURES = (
     "pictures need OpenGL without a display: install EGL (libegl1, or the GPU's driver) and set "
     "MUJOCO_GL=egl, or OSMesa (libosmesa6) and MUJOCO_GL=osmesa"
@@ -69,16 +68,9 @@ def main(argv: list[str] | None = None) -> None:
 def explained(error: Exception) -> str | None:
     """What the user can do about an error, in one line; None if it is a bug of ours."""
     from ace.bench.results import ResultError
-    from ace.envs import EnvError, TaskError
-    from ace.run.checkpoint import CheckpointError
-    from ace.settings.config import ConfigError
+    from ace.run import errors
 
-    if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
-        return NO_MEMORY
-    ours = ConfigError | TaskError | EnvError | CheckpointError | ResultError
-    if isinstance(error, ours | OSError):
-        return " ".join(str(error).split())  # other packages write several lines
-    return None
+    return str(error) if isinstance(error, ResultError) else errors.explained(error)
 
 
 def dispatch(argv: Sequence[str]) -> None:
@@ -90,6 +82,9 @@ def dispatch(argv: Sequence[str]) -> None:
         "export": export,
         "speed": speed,
         "bench": bench,
+        "report": report,
+        "compare": compare,
+        "plot": plot,
         "tasks": tasks,
         "info": info,
     }
@@ -140,8 +135,17 @@ def show_help(command: str, argv: Sequence[str]) -> None:
             "export": flags.ExportArgs,
             "speed": flags.SpeedArgs,
             "bench": flags.BenchArgs,
+            **bench_args(),
         }
         flags.parse(classes[command], ["--help"], f"ace {command}")
+
+
+def bench_args() -> dict[str, Any]:
+    """The arguments of the commands that read results; none of them needs JAX."""
+    from ace.bench.compare import CompareArgs
+    from ace.bench.report import PlotArgs, ReportArgs
+
+    return {"report": ReportArgs, "compare": CompareArgs, "plot": PlotArgs}
 
 
 @contextlib.contextmanager
@@ -351,6 +355,40 @@ def bench(argv: Sequence[str]) -> None:
         return
     if status := benchmark.bench(parse(BenchArgs, argv, "ace bench"), argv):
         raise SystemExit(status)
+
+
+def read_results(command: str, argv: Sequence[str]) -> Any:
+    """The arguments of a command that reads results, without an import of JAX."""
+    import ace.settings
+
+    ace.settings.help_only = True
+    from ace.run.flags import parse
+
+    return parse(bench_args()[command], argv, f"ace {command}")
+
+
+def report(argv: Sequence[str]) -> None:
+    """`ace report`."""
+    args = read_results("report", argv)
+    from ace.bench import report as reports
+
+    reports.report(args)
+
+
+def compare(argv: Sequence[str]) -> None:
+    """`ace compare`."""
+    args = read_results("compare", argv)
+    from ace.bench import compare as comparison
+
+    comparison.compare(args)
+
+
+def plot(argv: Sequence[str]) -> None:
+    """`ace plot`."""
+    args = read_results("plot", argv)
+    from ace.bench import report as reports
+
+    reports.plot(args)
 
 
 def tasks(argv: Sequence[str]) -> None:

@@ -1,0 +1,104 @@
+"""`ace report` and `ace plot`: from result files and run folders to numbers, tables, figures and a
+page."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from ace.bench import tables
+from ace.bench.page import finite, page
+from ace.bench.results import ResultError, write_text
+from ace.bench.scores import Entry, read
+from ace.bench.summary import summarise
+
+Numbers = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ReportArgs:
+    """Aggregates, tables, curves and a page from results, beside the paper's and public ones."""
+
+    results: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders with results: results/SUITE, results/SUITE/AGENT, or runs."""
+    out: Path = Path("report")
+    """Folder for everything that is written; files of an earlier report are replaced."""
+    at: int | None = None
+    """Env step of the scores; by default the last one that all seeds of a task share."""
+    anchors: bool = True
+    """Show the paper's numbers and public results of other methods too."""
+    title: str = ""
+    """Heading of the page; by default the names of the suites."""
+
+
+@dataclass(frozen=True)
+class PlotArgs:
+    """Draw learning curves with intervals from run folders."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs; each is a line per varied setting, each task a panel."""
+    out: Path = Path("curves.png")
+    """The figure to write; its ending says the format: .png or .pdf."""
+
+
+def report(args: ReportArgs) -> list[Path]:
+    """Write a report and say where it is."""
+    if args.at is not None and args.at <= 0:
+        raise ResultError(f"--at is {args.at}; give an env step, such as 500000")
+    if args.out.exists() and not args.out.is_dir():
+        raise ResultError(f"--out {args.out} is a file; give a folder")
+    entries, notes = read(args.results)
+    data = summarise(entries, notes, at=args.at, anchors=args.anchors)
+    written = write(data, args.out, args.title or _title(entries))
+    for note in data["notes"]:
+        print(f"note: {note}")
+    print(f"report in {args.out}: open {args.out / 'index.html'}")
+    return written
+
+
+def write(data: Numbers, out: Path, title: str) -> list[Path]:
+    """Write all files of a report into a folder."""
+    from ace.bench import figures
+
+    out.mkdir(parents=True, exist_ok=True)
+    texts = {"index.html": page(data, title), "summary.json": _summary(data, title)}
+    for name, found in tables.grids(data).items():
+        texts[f"{name}.md"] = tables.markdown(found)
+        texts[f"{name}.tex"] = tables.latex(found)
+    texts |= tables.csv_files(data)
+    for name, text in texts.items():
+        write_text(out / name, text)
+    return [out / name for name in texts] + figures.write(data, out)
+
+
+def _summary(data: Numbers, title: str) -> str:
+    """The numbers without the curves of single tasks, which are in curves.csv."""
+    kept = {key: value for key, value in data.items() if key != "curves"}
+    return json.dumps(finite({"title": title, **kept}), indent=1, allow_nan=False) + "\n"
+
+
+def _title(entries: Sequence[Entry]) -> str:
+    suites = dict.fromkeys(Path(entry.source).parent.name for entry in entries)
+    return "Results: " + ", ".join(suites)
+
+
+def plot(args: PlotArgs) -> Path:
+    """Draw the evaluations of runs and say where the figure is."""
+    from ace.bench import figures
+
+    if not args.runs:
+        raise ResultError("name at least one run folder, such as runs/cheetah-run-default")
+    for run in args.runs:
+        if not (run / "eval.csv").is_file():
+            raise ResultError(f"{run} is no run folder: it has no eval.csv")
+    if args.out.suffix not in (".png", ".pdf"):
+        raise ResultError(f"--out is {args.out}; its name must end in .png or .pdf")
+    entries, notes = read(args.runs)
+    figures.learning_curves(entries, args.out)
+    for note in notes:
+        print(f"note: {note}")
+    print(f"curves in {args.out}")
+    return args.out

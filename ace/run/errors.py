@@ -1,0 +1,19 @@
+"""Errors that the user can fix, in one line each."""
+
+NO_MEMORY = (
+    "the device has no memory left; train fewer lanes, lower --replay.capacity, or stop the other "
+    "program on the card (XLA_PYTHON_CLIENT_MEM_FRACTION sets the share that this one may take)"
+)
+
+
+def explained(error: Exception) -> str | None:
+    """What the user can do about an error, in one line; None if it is a bug of ours."""
+    from ace.envs import EnvError, TaskError
+    from ace.run.checkpoint import CheckpointError
+    from ace.settings.config import ConfigError
+
+    if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+        return NO_MEMORY
+    if isinstance(error, ConfigError | TaskError | EnvError | CheckpointError | OSError):
+        return " ".join(str(error).split())  # other packages write several lines
+    return None

@@ -1,0 +1,249 @@
+"""Numbers of a report against values worked out by hand, and hostile result files."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ace.bench import anchors, curves, published, tables
+from ace.bench.report import PlotArgs, ReportArgs, plot, report
+from ace.bench.results import ResultError, write_table
+from ace.bench.scores import Task, read, read_run, take
+from ace.bench.summary import summarise
+from tests.bench.made import EVIL, STEPS, make_row, make_run, make_suite
+
+
+def numbers(*folders: Path, **options) -> dict:
+    entries, notes = read(folders)
+    return summarise(entries, notes, samples=200, **{"anchors": False, **options})
+
+
+def test_scores_and_aggregates_by_hand(tmp_path: Path) -> None:
+    suite = make_suite(tmp_path / "s", tasks=("dmc/a", "dmc/b"))
+    data = numbers(suite)
+    score = data["scores"]["one"]["dmc/a"]
+    assert score["env_step"] == 30_000 and score["seeds"] == [0, 1, 2]
+    assert score["last"]["runs"] == [27.0, 30.0, 33.0]
+    assert score["last3"]["runs"] == [17.0, 20.0, 23.0]
+    assert score["window"] == list(STEPS)
+    assert 27 <= score["last"]["low"] < 30 < score["last"]["high"] <= 33
+    found = data["aggregates"]["two"]
+    # Six runs: 57, 57, 60, 60, 63, 63; a quarter of six is one at each end.
+    assert found["last"]["iqm"]["value"] == pytest.approx(60)
+    assert found["last"]["optimality_gap"]["value"] == pytest.approx(940)
+    assert found["last3"]["median"]["value"] == pytest.approx(30)
+    (pair,) = data["improvement"]["last"]
+    assert (pair["x"], pair["y"], pair["value"], pair["tasks"]) == ("one", "two", 0.0, 2)
+    assert data["profiles"]["scores"][2] == 40
+    assert data["profiles"]["two"]["last"]["value"][2] == 1
+    assert data["profiles"]["one"]["last"]["value"][2] == 0
+
+
+def test_scores_at_the_last_shared_step(tmp_path: Path) -> None:
+    suite = make_suite(tmp_path / "s")
+    short = {s: {step: make_row(7.0) for step in STEPS[: 1 + (s > 0)]} for s in (0, 1)}
+    write_table(suite / "three" / "dmc" / "hopper-hop.csv", short)
+    data = numbers(suite)
+    assert data["tasks"][0]["env_step"] == 10_000
+    assert data["scores"]["one"]["dmc/hopper-hop"]["last"]["value"] == 10
+    assert data["scores"]["one"]["dmc/hopper-hop"]["last3"] is None
+    assert any("1 seed of three ends at 10,000" in note for note in data["notes"])
+    data = numbers(suite, at=20_000)
+    assert data["scores"]["three"]["dmc/hopper-hop"]["seeds"] == [1]
+    assert data["scores"]["three"]["dmc/hopper-hop"]["last"]["low"] is None
+    assert any("three: dmc/hopper-hop counts 1 of 2 seeds" in note for note in data["notes"])
+    with pytest.raises(ResultError, match="no seed was evaluated at env step 5"):
+        numbers(suite, at=5)
+
+
+def test_mean_of_the_last_three_ends_at_the_budget() -> None:
+    entry = make_series([1.0, 2.0, 6.0, 100.0], steps=(10, 20, 30, 40))
+    score = take({0: entry}, 30)
+    assert score is not None and score.last[0] == 6 and score.last3[0] == 3
+    assert take({0: entry}, 25) is None
+
+
+def make_series(values, steps=STEPS):
+    from ace.bench.results import Series
+
+    return Series(np.array(steps), {"return": np.array(values)}, None)
+
+
+def test_tasks_without_a_scale_are_left_out_of_aggregates(tmp_path: Path) -> None:
+    suite = make_suite(tmp_path / "s", tasks=("dmc/a", "gym/Ant"))
+    data = numbers(suite)
+    assert data["aggregates"]["one"]["last"]["tasks"] == 1
+    assert any("not in the aggregates" in note and "gym/Ant" in note for note in data["notes"])
+    for agent in ("one", "two"):
+        rows = {0: {step: make_row(1e6, success=0.25) for step in STEPS}}
+        write_table(suite / agent / "gym" / "Ant.csv", rows)
+    data = numbers(suite)
+    assert data["aggregates"]["one"]["last"]["tasks"] == 2
+    assert data["aggregates"]["one"]["last"]["mean"]["value"] == pytest.approx((30 + 250) / 2)
+    assert data["scores"]["one"]["gym/Ant"]["column"] == "success"
+
+
+def test_public_results_and_the_paper_stand_beside_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = anchors.curves()
+    few = {name: every[name] for name in ("SR-SAC (UTD128)", "TD-MPC", "TCRL")}
+    monkeypatch.setattr(anchors, "curves", lambda: few)
+    tasks = sorted(published.PAPER_TASKS)
+    steps = (480_000, 490_000, 500_000)
+    suite = make_suite(tmp_path / "s", tasks=tasks, steps=steps, seeds=(0, 1))
+    data = numbers(suite, anchors=True)
+    kinds = {method["name"]: method["kind"] for method in data["methods"]}
+    assert kinds["SR-SAC (UTD128)"] == "public" and kinds["ACE (paper)"] == "paper"
+    printed = data["aggregates"]["ACE (paper)"]["last"]["iqm"]
+    assert printed == {"value": 707, "low": 698, "high": 716}
+    # 740 is what others compute from the same logs.
+    assert round(data["aggregates"]["SR-SAC (UTD128)"]["last"]["iqm"]["value"]) == 740
+    assert data["aggregates"]["TD-MPC"]["last"]["tasks"] == 12
+    assert data["scores"]["ACE (paper)"]["dmc/hopper-hop"]["last"]["value"] == 361
+    assert data["scores"]["TCRL"]["dmc/cheetah-run"]["env_step"] == 501_000
+    assert "| TD-MPC | 12 of 15 |" in tables.markdown([tables.aggregates(data, "last")])
+    # At another step or on other tasks the paper's table does not apply.
+    earlier = [Task(name, 490_000, "return", 1000.0) for name in tasks]
+    printed = published.aggregates(earlier, {"ACE (paper)": {}})
+    assert printed["ACE (paper)"]["last"] is None
+
+
+def test_env_steps_and_wall_clock_to_a_score(tmp_path: Path) -> None:
+    data = numbers(make_suite(tmp_path / "s"))
+    row = next(row for row in data["efficiency"] if row["scoring"] == "last")
+    assert row["best"] == "two" and row["scores"] == [30, 45, 54]
+    assert row["reached"]["one"][0] == {"env_step": 30_000, "seconds": 60.0}
+    assert row["reached"]["one"][1]["env_step"] is None
+    assert row["reached"]["two"][0] == {"env_step": 30_000, "seconds": None}
+    line = data["curves"]["one"]["dmc/hopper-hop"]["last"]
+    assert line["wall"] == [20, 40, 60] and line["value"] == [10, 20, 30]
+
+
+def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    suite = make_suite(tmp_path / "s", tasks=("dmc/a", f"dmc/{EVIL}"))
+    out = tmp_path / "out"
+    written = report(ReportArgs((suite,), out, anchors=False))
+    assert {path.suffix for path in written} >= {".png", ".pdf", ".csv", ".md", ".tex", ".html"}
+    assert all(path.stat().st_size for path in written)
+    assert "index.html" in capsys.readouterr().out
+    assert (out / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["aggregates"]["one"]["last"]["mean"]["value"] == 30
+    rows = list(csv.DictReader((out / "scores.csv").open(newline="")))
+    mine = [r for r in rows if (r["method"], r["task"], r["seed"]) == ("two", f"dmc/{EVIL}", "2")]
+    assert [(r["last"], r["last3"], r["env_step"]) for r in mine] == [("63", "33", "30000")]
+    page, text = (out / "index.html").read_text(), (out / "tasks.md").read_text()
+    assert "<img" not in page + text and page.count("</script>") == 3
+    assert r"\textless{}img src=x" in (out / "tasks.tex").read_text()
+
+
+def test_ten_thousand_rows_are_thinned_but_scored_in_full(tmp_path: Path) -> None:
+    steps = tuple(range(10, 100_010, 10))
+    values = np.arange(10_000) / 20
+    make_suite(tmp_path / "s", {"one": values.tolist()}, steps=steps)
+    data = numbers(tmp_path / "s")
+    assert data["scores"]["one"]["dmc/hopper-hop"]["last"]["value"] == pytest.approx(499.95)
+    line = data["curves"]["one"]["dmc/hopper-hop"]["last"]
+    assert len(line["value"]) == curves.MOST_POINTS and line["thinned"]
+    assert line["env_step"][-1] == 100_000 and line["value"][-1] == pytest.approx(499.95)
+
+
+def damage(text: str, how: str) -> str:
+    head, first = text.splitlines(keepends=True)[:2]
+    return {
+        "empty": "",
+        "header": head,
+        "cut": text[:-4],
+        "nan": text.replace("27.0", "nan"),
+        "two results": text + first.replace("7.0", "8.0"),
+    }[how]
+
+
+@pytest.mark.parametrize("how", ["empty", "header", "cut", "nan", "two results"])
+def test_damaged_results_are_refused_by_name(tmp_path: Path, how: str) -> None:
+    suite = make_suite(tmp_path / "s")
+    path = suite / "one" / "dmc" / "hopper-hop.csv"
+    path.write_text(damage(path.read_text(), how))
+    with pytest.raises(ResultError, match=r"hopper-hop\.csv"):
+        numbers(suite)
+
+
+def test_a_row_that_is_there_twice_counts_once(tmp_path: Path) -> None:
+    suite = make_suite(tmp_path / "s")
+    before = numbers(suite)
+    path = suite / "one" / "dmc" / "hopper-hop.csv"
+    text = path.read_text()
+    path.write_text(text + "".join(text.splitlines(keepends=True)[1:]))
+    assert numbers(suite) == before
+
+
+def test_folders_that_are_no_results(tmp_path: Path) -> None:
+    for folder, message in ((tmp_path, "no results"), (tmp_path / "x", "is not a folder")):
+        with pytest.raises(ResultError, match=message):
+            read([folder])
+    make_suite(tmp_path / "results" / "s")
+    with pytest.raises(ResultError, match="several suites; name those you want: s"):
+        read([tmp_path / "results"])
+    (tmp_path / "results" / "s" / "none").mkdir()
+    with pytest.raises(ResultError, match="has no results"):
+        read([tmp_path / "results" / "s" / "none"])
+    with pytest.raises(ResultError, match="--at is -1"):
+        report(ReportArgs((tmp_path / "results" / "s",), tmp_path / "out", at=-1))
+
+
+def test_names_differ_and_a_folder_given_twice_is_used_once(tmp_path: Path) -> None:
+    a, b = (make_suite(tmp_path / name) for name in "ab")
+    entries, notes = read([a, b])
+    assert [e.name for e in entries] == ["a/one", "a/two", "b/one", "b/two"] and not notes
+    told = summarise(entries, anchors=False, samples=100)["notes"]
+    assert "a/one and b/one have equal scores: the same runs, twice?" in told
+    entries, _ = read([a, b / "one"])
+    assert [e.name for e in entries] == ["a/one", "two", "b/one"]
+    entries, notes = read([a, a / "one"])
+    assert [e.name for e in entries] == ["one", "two"]
+    assert "given twice" in notes[0]
+
+
+def test_results_of_strangers_say_so(tmp_path: Path) -> None:
+    suite = make_suite(tmp_path / "s")
+    for path in (suite / "programs").glob("*.json"):
+        path.write_text(json.dumps({"lanes": []}))
+    data = numbers(suite)
+    assert data["methods"][0]["unknown"] and data["scores"]["one"]["dmc/hopper-hop"]["unknown"]
+    assert data["programs"] == {}
+
+
+def test_plot_draws_runs_alone(tmp_path: Path) -> None:
+    run = make_run(
+        tmp_path / "runs" / "x", {"plan.horizon=4": (1, 2, 3), "plan.horizon=6": (2, 3, 4)}
+    )
+    out = plot(PlotArgs((run,), tmp_path / "figure.pdf"))
+    assert out.read_bytes()[:4] == b"%PDF"
+    with pytest.raises(ResultError, match="no run folder"):
+        plot(PlotArgs((tmp_path,), out))
+    with (run / "eval.csv").open("a") as file:
+        file.write("0,0,dmc/chee")
+    entries, notes = read([run])
+    assert "cut off" in notes[0]
+    assert entries[0].tasks["dmc/cheetah-run"][1].columns["return"].tolist() == [2, 3, 4]
+    with (run / "eval.csv").open("a") as file:
+        file.write("tah-run,30000,nan,,1000,5\n")
+    with pytest.raises(ResultError, match="return is nan"):
+        read_run(run)
+
+
+def test_no_jax_is_imported(tmp_path: Path) -> None:
+    suite = make_suite(tmp_path / "s")
+    code = (
+        "import sys; from pathlib import Path; import ace.bench.report; "
+        "from ace.bench.compare import *; "
+        f"suite = Path({str(suite)!r}); compare(CompareArgs((suite,))); "
+        "import ace.bench.figures, ace.bench.page, matplotlib.figure; "
+        "sys.exit('jax' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
