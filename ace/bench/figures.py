@@ -7,30 +7,17 @@ from typing import Any
 
 from ace.bench.scores import SCORINGS, Entry
 from ace.bench.summary import STATISTICS
+from ace.tools import plots
 
 Numbers = Mapping[str, Any]
-# The page's colours, so that a method looks the same in both. `ace.tools.plots` has the style of
-# single runs; importing it would load JAX.
+# The page's colours, so that a method looks the same in both.
 OURS = ("#0072b2", "#d55e00", "#00896a", "#b0479a", "#a87900", "#2292bf", "#7350c8", "#6b4a2b")
 PUBLIC = (
     *("#6d87ab", "#ab7c48", "#5f9180", "#a9708f", "#8b833f"),
     *("#7d7d7d", "#8370ab", "#4f8b9a", "#99695b", "#5c6a88"),
 )
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#777777",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#ebebeb",
-    "grid.linewidth": 0.7,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.frameon": False,
-    # A task name with a dollar sign is not a formula.
-    "text.parse_math": False,
+STYLE: dict[Any, Any] = plots.STYLE | {
+    "text.parse_math": False,  # a task name with a dollar sign is not a formula
     "pdf.fonttype": 42,
 }
 COLUMNS = 3  # panels in a row

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ace.run.record import read_csv
-
 Rows = Sequence[Mapping[str, Any]]
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
@@ -67,6 +65,8 @@ def align(rows: Rows, column: str = "return") -> tuple[np.ndarray, np.ndarray]:
 
 def learning_curve(folder: Path, out: Path, labels: Mapping[int, str] | None = None) -> None:
     """Draw a run's evaluations, one panel per task; `labels` names the settings of each lane."""
+    from ace.run.record import read_csv  # loads JAX, which the other figures do not need
+
     labels = labels or {}
     rows = read_csv(folder / "eval.csv")
     if not rows:
