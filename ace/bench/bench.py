@@ -233,7 +233,8 @@ def bench(args: BenchArgs, argv: Sequence[str]) -> int:
         from ace.bench.cluster import Cluster
 
         cluster = Cluster(args.ray, plan.suite)
-        slots, hardware = cluster.slots(len(plan.todo)), cluster.hardware
+        slots = cluster.slots(len(plan.todo), waiting=limit is None)
+        hardware = cluster.hardware
     else:
         slots = find_devices()
         hardware = slots[0].kind
@@ -241,6 +242,7 @@ def bench(args: BenchArgs, argv: Sequence[str]) -> int:
     estimate(plan, rates, hardware)
     if not args.quiet or args.dry_run:
         shown = f"{len(slots)} x {hardware}" if len(slots) > 1 else hardware
+        shown = cluster.about() if cluster else shown
         drive.show_plan(plan, shown, console, limit)
     if args.dry_run or not plan.todo:
         return 0
@@ -251,6 +253,8 @@ def bench(args: BenchArgs, argv: Sequence[str]) -> int:
         return LocalJob(planned.job, planned.folder, args.save_minutes, slot)
 
     board = drive.Board(console, args.quiet)
+    if cluster:
+        cluster.tell = board.say
     work = drive.Drive(plan, start, slots, rates, board, command_line(argv), hardware, limit)
     try:
         signum = work.run()

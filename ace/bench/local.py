@@ -60,8 +60,9 @@ class LocalJob:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "job.json", json.dumps(job.to_json(), indent=1) + "\n")
         self._log = (folder / "log.txt").open("ab")
+        given = (folder, save_minutes, os.getpid())
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ace.bench.worker", str(folder), str(save_minutes)],
+            [sys.executable, "-m", "ace.bench.worker", *map(str, given)],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,

@@ -1,7 +1,7 @@
-"""One job in a process of its own: `python -m ace.bench.worker FOLDER`, where FOLDER/job.json says
-what to do. It continues where an earlier process stopped, and ends when its parent does."""
+"""One job in a process of its own: `python -m ace.bench.worker FOLDER MINUTES PARENT`, where
+FOLDER/job.json says what to do. It continues where an earlier process stopped, and ends when the
+process PARENT does, which started it."""
 
-import ctypes
 import json
 import os
 import signal
@@ -15,16 +15,12 @@ LOCK_SECONDS = 120  # an earlier process may still be saving
 STOPPED = 75  # exit status after a signal, with the state saved
 
 
-def end_with_parent() -> None:
-    """Ask for a SIGTERM when the parent dies, so that no job goes on unseen."""
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
-    if parent != os.getppid() or parent == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return
+def end_with_parent(parent: int) -> None:
+    """Send this process a SIGTERM when its parent dies, so that no job goes on unseen. Not with
+    Linux's PR_SET_PDEATHSIG: that would be a second signal, which cuts the save short, or one that
+    comes too early, when the thread that started this process ends."""
 
-    def watch() -> None:  # the thread of the parent that started this process may end before it
+    def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -34,9 +30,9 @@ def end_with_parent() -> None:
 
 def work(folder: Path, save_minutes: float) -> int:
     """Train the job's lanes to their end and write what they were trained with."""
-    from ace import cli
+    from ace.engine import prepare
 
-    cli.prepare_jax()
+    prepare.load_jax()
     from ace.bench.jobs import Job, describe_config, make_run
     from ace.run import loop
     from ace.run.record import versions, write_json
@@ -65,14 +61,14 @@ def work(folder: Path, save_minutes: float) -> int:
 
 def main() -> None:
     """Read the command line; errors that the user can fix are one line."""
-    from ace import cli
+    from ace.run.errors import explained
 
-    end_with_parent()
+    end_with_parent(int(sys.argv[3]))
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     try:
         status = work(Path(sys.argv[1]), float(sys.argv[2]))
     except Exception as error:
-        if (line := cli.explained(error)) is None:
+        if (line := explained(error)) is None:
             raise
         print(f"ace: {line}", file=sys.stderr)
         status = 1

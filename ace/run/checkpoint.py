@@ -179,9 +179,9 @@ class Checkpoints:
         beside.replace(final)
         sync_folder(self.folder)
         self.rows = kept
-        self._forget_old()
+        self.forget_old()
 
-    def _forget_old(self) -> None:
+    def forget_old(self) -> None:
         """Remove all but the newest checkpoints, and replay files that none of them needs."""
         steps = self.steps()
         for step in steps[:-KEEP]:
@@ -191,14 +191,15 @@ class Checkpoints:
         needed = set(self.rows)
         for step in steps[-KEEP:]:
             try:
-                needed |= set(self._manifest(step)["replay"])
+                needed |= set(self.manifest(step)["replay"])
             except CheckpointError:
                 continue
         for path in (self.folder / "replay").glob("*"):
             if path.name not in needed:
                 path.unlink(missing_ok=True)
 
-    def _manifest(self, step: int) -> dict[str, Any]:
+    def manifest(self, step: int) -> dict[str, Any]:
+        """The manifest of a checkpoint, checked; its files are not looked at."""
         path = self.folder / str(step) / "manifest.json"
         if path.parent.is_symlink():
             raise CheckpointError(f"{path.parent} is a link; put the folder itself there")
@@ -238,7 +239,7 @@ class Checkpoints:
         `like` has the names, shapes and types of the state, `row` those of one replay row, of which
         a file holds at most `limit`; `convert` may change the state's arrays before that check.
         """
-        manifest = self._manifest(step)
+        manifest = self.manifest(step)
         path = self.folder / str(step) / "state.safetensors"
         arrays = read_arrays(path, nbytes_of(like), manifest["state"])
         if manifest["format"] == 1:

@@ -260,7 +260,8 @@ def _is_flag(word: str) -> bool:
 
 
 def _take(left: deque[str], name: str, kind: Any) -> list[str]:
-    """Take the values of a flag off argv: as many as its type has, but no task names."""
+    """Take the values of a flag off argv: as many as its type has, but no task names, unless it
+    asks for them."""
     if kind is bool:
         return [left.popleft()] if left and left[0].lower() in ("true", "false") else ["true"]
     if get_origin(kind) is not tuple:
@@ -268,10 +269,13 @@ def _take(left: deque[str], name: str, kind: Any) -> list[str]:
             raise ConfigError(f"--{name} needs a value, as in --{name} {_example(kind)}")
         return [left.popleft()]
     found = []
-    while left and not _is_flag(left[0]) and ("=" in left[0] or not re.search("[/:]", left[0])):
+    while left and not _is_flag(left[0]):
+        if name != "tasks" and "=" not in left[0] and re.search("[/:]", left[0]):
+            break
         found.append(left.popleft())
     if not found:
         example = {"seeds": "0 1 2", "import": "my_package.my_planner", "lanes": "1 5 16"}
+        example |= {"tasks": "dmc/walker-run", "agents": "ace"}
         raise ConfigError(f"--{name} needs a value, as in --{name} {example.get(name, 'VALUE')}")
     return found
 

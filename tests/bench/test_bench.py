@@ -83,6 +83,8 @@ def test_results_have_every_curve_and_say_how_they_were_made(whole) -> None:
 def test_what_is_there_is_not_run_again(whole) -> None:
     before = tables(whole)
     assert "8 of 8 curves are in" in ended(bench(whole, "--dry-run"))
+    few = ["--dry-run", "--tasks", "probe/point", "--agents", "monkey-shy", "--seeds", "0-1"]
+    assert "2 of 2 curves are in" in ended(bench(whole, *few))
     assert tables(whole) == before
 
 
