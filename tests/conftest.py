@@ -4,11 +4,15 @@ on disk for the length of the session, since the same small ones appear in sever
 import os
 import shutil
 import tempfile
+from typing import Any
+
+import pytest
 
 CACHE = "ACE_TEST_CACHE"
 os.environ.setdefault(CACHE, tempfile.mkdtemp(prefix="ace-tests-"))  # test processes inherit it
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ[CACHE]
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # as the command sets it
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 # Compiling is most of what the suite does; these halve it, and no test is about speed.
@@ -19,3 +23,51 @@ def pytest_unconfigure(config) -> None:
     """Remove the cache when the session, and not only one of its processes, ends."""
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ[CACHE], ignore_errors=True)
+
+
+# What is heavy begins first, so that both processes end together; and files whose runs share their
+# compiled functions (`tests/run/conftest.py`) are one piece of work, for one process.
+TOGETHER = tuple(
+    f"tests/run/test_{name}.py"
+    for name in ("runs", "resume", "faults", "signals", "speed", "fuzz", "door")
+)
+HEAVY = (
+    *TOGETHER,
+    "tests/learn/test_probes.py",
+    "tests/golden/test_fused_update.py",
+    "tests/run/test_cli.py",
+    "tests/golden/test_kernel_trial.py",
+    "tests/run/test_lanes.py",
+    "tests/golden/test_fused.py",
+    "tests/run/test_export.py",
+    "tests/golden/test_agent.py",
+    "tests/golden/test_fused_plan.py",
+    "tests/envs/test_vector.py",
+    "tests/examples/",
+    "tests/bench/",
+    "tests/agents/",
+    "tests/run/",
+    "tests/golden/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put heavy files first."""
+
+    def place(item: pytest.Item) -> int:
+        return next((i for i, name in enumerate(HEAVY) if item.nodeid.startswith(name)), len(HEAVY))
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out tests by file, and the files of `TOGETHER` as if they were one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return TOGETHER[0] if file in TOGETHER else file
+
+    return Scheduling(config, log)

@@ -27,7 +27,11 @@ FLAGS = (
 def learned(tmp_path_factory):
     """The run, and the parameters of every lane after it."""
     folder = tmp_path_factory.mktemp("probes") / "run"
-    state, run = small_run(folder, *[f"probe/{t}" for t in TASKS], *FLAGS.split())
+    with pytest.MonkeyPatch.context() as patch:
+        # Its many updates are worth some optimisation, unlike those of the other tests.
+        some = {"xla_backend_optimization_level": 1}
+        patch.setattr("ace.engine.program.compiler_options", lambda: some)
+        state, run = small_run(folder, *[f"probe/{t}" for t in TASKS], *FLAGS.split())
     return run, state.learner.params
 
 

@@ -219,6 +219,14 @@ class Drifts(Counter):
         return self.observe(), {}
 
 
+class Short(Counter):
+    """Is over after one step."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """End."""
+        return *super().step(action)[:2], True, False, {}
+
+
 class Endless(Counter):
     """Has no end."""
 

@@ -18,6 +18,7 @@ from ace.method.types import Lane
 from ace.run.loop import Loop
 from ace.run.resume import Keeper
 from ace.settings.config import Config, replace
+from ace.tools import speed
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ASKED = ["--import", "own_agent", "--agent", "monkey"]
@@ -97,7 +98,9 @@ def test_it_is_exported(run, tmp_path, capsys) -> None:
     assert not (tmp_path / "out" / "policy.json").exists()  # it has none
 
 
-def test_its_speed_is_measured(tmp_path, capsys) -> None:
+def test_its_speed_is_measured(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(speed, "measure_limit", lambda precision: 1.0)  # the machine's, not its own
+    monkeypatch.setattr(speed, "RUN_WARM_UP", 5)
     found = tmp_path / "speed.json"
     words = ["--task", "probe/point", "--lanes", "1", "--steps", "2", "--preset", "debug"]
     cli.main(["speed", *words, *ASKED, "--json", str(found)])

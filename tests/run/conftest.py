@@ -1,6 +1,9 @@
 """Runs of equal settings share their compiled functions inside a test process: tracing and loading
 them is most of what a small run does."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import jax
 import pytest
 
@@ -25,6 +28,16 @@ def described(program: Program) -> tuple:
 
 
 SHARING = [True]
+
+
+@contextmanager
+def compiled_anew() -> Iterator[None]:
+    """Compile every function anew, as a user's process does; later programs may use them."""
+    SHARING[0] = False
+    try:
+        yield
+    finally:
+        SHARING[0] = True
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -53,11 +66,3 @@ def shared_programs():
         patch.setattr(Program, "__init__", started)
         patch.setattr(Function, "compile", shared)
         yield
-
-
-@pytest.fixture(autouse=True)
-def own_programs(request):
-    """Tests marked `own_programs` compile everything anew."""
-    SHARING[0] = not request.node.get_closest_marker("own_programs")
-    yield
-    SHARING[0] = True

@@ -9,6 +9,11 @@ import numpy as np
 from ace.run import request
 from ace.run.loop import train
 
+# Two lanes that observe and act in two numbers, and plan in one iteration: `conftest.py` lets all
+# runs of this shape in a process share their compiled functions, whatever their tasks are.
+QUICK = ("--plan.iterations", "1")
+PAIR = ("probe/long", "probe/point", *QUICK)
+
 
 def small_run(folder: Path, *argv: str, preset: str = "debug"):
     """The final state of `ace train ARGV --preset debug` and its run."""

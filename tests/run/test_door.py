@@ -26,7 +26,7 @@ def run(tmp_path_factory) -> ace.TrainedRun:
     folder = tmp_path_factory.mktemp("door") / "run"
     changes = {"learn.td_lambda": 1, "plan.iterations": 1}
     return ace.train(
-        "probe/point", preset="debug", seeds=(0, 1), settings=changes, folder=folder, quiet=True
+        "probe/long", preset="debug", seeds=(0, 1), settings=changes, folder=folder, quiet=True
     )
 
 
@@ -41,25 +41,25 @@ def test_a_run_is_trained_and_its_agents_act(run: ace.TrainedRun) -> None:
     assert (run.folder / "curve.png").exists()
     assert {row["seed"] for row in rows} == {0, 1} and len(rows) == 4
     one, other = ace.load(run.folder), run.agent(1)
-    assert (one.task, one.seed, other.seed) == ("probe/point", 0, 1)
+    assert (one.task, one.seed, other.seed) == ("probe/long", 0, 1)
     obs = np.array([0.5, 0.1], np.float32)
     action, memory = one.act(obs)
     again, _ = one.act(obs)
     np.testing.assert_array_equal(action, again)  # a new episode begins in the same way
     later, after = one.act(obs, memory)
-    assert action.shape == (1,) and np.abs(action).max() <= 1 and after.count == 2
+    assert action.shape == (2,) and np.abs(action).max() <= 1 and after.count == 2
     assert not np.array_equal(action, later)
     assert not np.array_equal(action, other.act(obs)[0])
     batch = np.stack([obs, -obs])
     policies = one.policy(batch)
     np.testing.assert_allclose(policies[0], one.policy(obs), rtol=1e-5)
-    assert policies.shape == (2, 1)
+    assert policies.shape == (2, 2)
 
 
 def test_the_same_call_finds_the_finished_run(run: ace.TrainedRun, capsys) -> None:
     changes = {"learn.td-lambda": 1.0, "plan.iterations": 1}
     found = ace.train(
-        "probe/point", preset="debug", seeds=(0, 1), settings=changes, folder=run.folder
+        "probe/long", preset="debug", seeds=(0, 1), settings=changes, folder=run.folder
     )
     assert found == run and "the run is finished" in capsys.readouterr().out
 

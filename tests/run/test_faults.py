@@ -15,7 +15,7 @@ from ace.run import request
 from ace.run.checkpoint import Checkpoints
 from ace.run.evaluate import Evaluator
 from ace.run.loop import Loop, train
-from tests.run.helpers import leaves
+from tests.run.helpers import PAIR, QUICK, leaves
 
 HERE = "tests.envs.bad_envs"
 
@@ -52,7 +52,7 @@ def rows(folder: Path, name: str, lane: int) -> list[dict[str, str]]:
 
 
 def test_a_killed_worker_costs_its_lane_an_episode_and_the_others_nothing(tmp_path, monkeypatch):
-    argv = ("probe/long", "probe/point", "--workers", "2")
+    argv = (*PAIR, "--workers", "2")
     whole = train(plan(tmp_path / "whole", *argv))
     kills = (13, 47, 90)
 
@@ -82,7 +82,7 @@ def test_a_killed_worker_costs_its_lane_an_episode_and_the_others_nothing(tmp_pa
 
 def test_a_run_with_faults_continues_exactly(tmp_path, monkeypatch):
     task = f"{HERE}:Flaky"
-    argv = (task, "--seeds", "0", "1", "--fault-limit", "50")
+    argv = (task, "--seeds", "0", "1", "--fault-limit", "50", *QUICK)
     whole = train(plan(tmp_path / "whole", *argv))
     assert sum(int(rows(tmp_path / "whole", "train.csv", i)[-1]["faults"]) for i in (0, 1)) > 10
 
@@ -107,7 +107,7 @@ def test_a_run_with_faults_continues_exactly(tmp_path, monkeypatch):
 
 
 def test_faults_without_end_stop_the_run_with_a_saved_state(tmp_path):
-    run = plan(tmp_path / "run", f"{HERE}:NanObs", "probe/long", "--fault-limit", "3")
+    run = plan(tmp_path / "run", f"{HERE}:NanObs", "probe/long", "--fault-limit", "3", *QUICK)
     message = r"(?s)env step 9: lane 0 .*NanObs.*non-finite.*3 faults.*saved at env step 9.*resume"
     with pytest.raises(EnvError, match=message):
         train(run)
@@ -117,7 +117,7 @@ def test_faults_without_end_stop_the_run_with_a_saved_state(tmp_path):
 
 
 def test_an_evaluation_whose_simulator_dies_or_hangs_is_played_again(tmp_path, monkeypatch):
-    argv = (f"{HERE}:Counter", "--workers", "1", "--env-timeout", "3")
+    argv = (f"{HERE}:Counter", "--seeds", "0", "1", "--workers", "1", "--env-timeout", "3", *QUICK)
     train(plan(tmp_path / "whole", *argv))
     # In the first evaluation the planner's simulators die, in the second the policy's hang.
     actor, seen = Evaluator._actor, set()
@@ -138,14 +138,24 @@ def test_an_evaluation_whose_simulator_dies_or_hangs_is_played_again(tmp_path, m
     monkeypatch.setattr(Evaluator, "_actor", in_the_middle)
     train(plan(tmp_path / "run", *argv))
     assert not left
-    expected = rows(tmp_path / "whole", "eval.csv", 0)
-    assert rows(tmp_path / "run", "eval.csv", 0) == expected and len(expected) == 2
+    for lane in (0, 1):
+        expected = rows(tmp_path / "whole", "eval.csv", lane)
+        assert rows(tmp_path / "run", "eval.csv", lane) == expected and len(expected) == 2
+
+
+ONE_WORKER = ("probe/long", "--seeds", "0", "1", "--workers", "1", *QUICK)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run in which no evaluation fails."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return train(plan(folder, *ONE_WORKER)), folder
 
 
 @pytest.mark.parametrize("at", [60, 120])
-def test_an_evaluation_that_always_fails_stops_and_is_made_again(tmp_path, monkeypatch, at):
-    run = plan(tmp_path / "run", "probe/long", "--workers", "1")
-    whole = train(plan(tmp_path / "whole", "probe/long", "--workers", "1"))
+def test_an_evaluation_that_always_fails_stops_and_is_made_again(whole, tmp_path, monkeypatch, at):
+    run = plan(tmp_path / "run", *ONE_WORKER)
     begin, advance = Evaluator.begin, Evaluator.advance
 
     def begun(self, learner, agent_step):
@@ -164,8 +174,9 @@ def test_an_evaluation_that_always_fails_stops_and_is_made_again(tmp_path, monke
         patch.setattr(Evaluator, "advance", doomed)
         with pytest.raises(EnvError, match=message):
             train(run)
-    one, other = leaves(whole), leaves(train(run))
+    one, other = leaves(whole[0]), leaves(train(run))
     for name in one:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
-    expected = rows(tmp_path / "whole", "eval.csv", 0)
-    assert rows(tmp_path / "run", "eval.csv", 0) == expected
+    for lane in (0, 1):
+        expected = rows(whole[1], "eval.csv", lane)
+        assert rows(tmp_path / "run", "eval.csv", lane) == expected

@@ -22,7 +22,7 @@ from ace.run.checkpoint import CheckpointError
 from ace.run.collect import Collector
 from ace.run.loop import Loop, train
 from ace.settings.config import ConfigError
-from tests.run.helpers import leaves
+from tests.run.helpers import PAIR, leaves
 
 CASES = int(os.environ.get("ACE_FUZZ", 300))  # 10,000 in docs/reliability.md
 SLOWEST = 5.0  # seconds: far above any load, far below a hang
@@ -39,7 +39,7 @@ HOSTILE = [
 def saved(tmp_path_factory) -> tuple[Path, resume.Keeper, Collector]:
     """A run with two checkpoints, and what reads them."""
     folder = tmp_path_factory.mktemp("fuzz") / "run"
-    argv = ["probe/long", "probe/point", "--preset", "debug", "--quiet", "--run", str(folder)]
+    argv = [*PAIR, "--preset", "debug", "--quiet", "--run", str(folder)]
     run, step = request.plan_run(argv), Loop.step
 
     class Enough(Exception):

@@ -15,9 +15,7 @@ from ace.run.checkpoint import CheckpointError, Checkpoints
 from ace.run.loop import Loop, Stopped, train
 from ace.settings.config import ConfigError
 from benchmarks.survive import kills
-from tests.run.helpers import csv_rows, same, small_run
-
-TASKS = ("probe/long", "probe/point")
+from tests.run.helpers import PAIR, QUICK, csv_rows, same, small_run
 
 
 class Killed(Exception):
@@ -26,8 +24,7 @@ class Killed(Exception):
 
 def plan(folder: Path, *argv: str):
     """A small run."""
-    tasks = argv or TASKS
-    return request.plan_run([*tasks, "--preset", "debug", "--quiet", "--run", str(folder)])
+    return request.plan_run([*(argv or PAIR), "--preset", "debug", "--quiet", "--run", str(folder)])
 
 
 def interrupt(monkeypatch, saves: set[int], kill: int) -> None:
@@ -63,7 +60,7 @@ def listen(monkeypatch) -> list[str]:
 def whole(tmp_path_factory):
     """The uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    return small_run(folder, *TASKS)[0], folder
+    return small_run(folder, *PAIR)[0], folder
 
 
 def test_a_broken_run_ends_like_the_whole_one(whole, tmp_path, monkeypatch):
@@ -81,7 +78,7 @@ def test_a_broken_run_ends_like_the_whole_one(whole, tmp_path, monkeypatch):
 
 
 def test_a_ring_that_has_wrapped_comes_back(tmp_path, monkeypatch):
-    argv = ("probe/long", "--replay.capacity", "40")
+    argv = (*PAIR, "--replay.capacity", "40")
     expected = train(plan(tmp_path / "whole", *argv))
     with monkeypatch.context() as patch:
         interrupt(patch, {20, 45, 70, 90, 110}, 112)
@@ -139,7 +136,8 @@ def test_two_processes_never_share_a_folder(tmp_path):
 
 
 def test_an_environment_that_does_not_repeat_itself_starts_a_new_episode(tmp_path, monkeypatch):
-    run = plan(tmp_path / "run", "tests.envs.bad_envs:Forgetful")
+    task = "tests.envs.bad_envs:Forgetful"
+    run = plan(tmp_path / "run", task, "--seeds", "0", "1", *QUICK)
     with monkeypatch.context() as patch:
         interrupt(patch, {52}, 53)
         with pytest.raises(Killed):
@@ -154,7 +152,7 @@ SMALL_DISK = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 import jax
-jax.config.update("jax_enable_compilation_cache", False)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)  # read, but write nothing
 from ace import cli
 cli.prepare_jax = lambda: None
 cli.main(sys.argv[1:])

@@ -12,34 +12,47 @@ from ace.engine.program import Program
 from ace.envs import EnvSpec, VectorEnv
 from ace.run import evaluate, request
 from ace.settings.config import Config, replace
-from tests.run.helpers import leaves, small_run
+from tests.run.conftest import compiled_anew
+from tests.run.helpers import QUICK, leaves, small_run
 
 TASK = "probe/long"  # episodes of 1 to 12 steps, terminated and truncated
+LANES = (TASK, "--seeds", "0", "1", *QUICK)
 
 
 @pytest.fixture(scope="module")
 def two_seeds(tmp_path_factory):
-    """One run of two lanes that several tests look at."""
+    """One run of two lanes that several tests look at. Its functions are compiled anew, and then
+    used by the other runs: `traced` is how often each was traced."""
     folder = tmp_path_factory.mktemp("two") / "run"
-    state, run = small_run(folder, TASK, "--seeds", "0", "1")
-    return state, run, folder
+    programs, start = [], Program.__init__
+
+    def started(self, *args, **kwargs) -> None:
+        start(self, *args, **kwargs)
+        programs.append(self)
+
+    with compiled_anew(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Program, "__init__", started)
+        state, run = small_run(folder, *LANES)
+    (program,) = programs
+    return SimpleNamespace(state=state, run=run, folder=folder, traced=program.traces)
 
 
 def test_the_same_run_twice_is_equal_bit_for_bit(two_seeds, tmp_path):
-    state, _, folder = two_seeds
-    again, _ = small_run(tmp_path / "again", TASK, "--seeds", "0", "1")
-    one, other = leaves(state), leaves(again)
+    again, _ = small_run(tmp_path / "again", *LANES)
+    one, other = leaves(two_seeds.state), leaves(again)
     assert one.keys() == other.keys()
     for name, leaf in one.items():
         np.testing.assert_array_equal(leaf, other[name], err_msg=name)
     for file in ("train.csv", "eval.csv"):
-        rows = [list(csv.DictReader(open(f / file))) for f in (folder, tmp_path / "again")]
+        rows = [
+            list(csv.DictReader(open(f / file))) for f in (two_seeds.folder, tmp_path / "again")
+        ]
         for a, b in zip(*rows, strict=True):
             assert {**a, "wall_time": ""} == {**b, "wall_time": ""}
 
 
 def test_two_seeds_differ_in_every_learned_leaf(two_seeds):
-    learner, memory, store = two_seeds[0]
+    learner, memory, store = two_seeds.state
     parts = (learner.params, learner.stats, learner.target, learner.moments.mean, memory.plan.mean)
     parts += (store.obs, store.action, store.reward, store.tree.sums)
     equal = {name: x for name, x in leaves(parts).items() if np.array_equal(*x)}
@@ -49,27 +62,20 @@ def test_two_seeds_differ_in_every_learned_leaf(two_seeds):
 
 
 def test_every_update_was_made_and_none_skipped(two_seeds):
-    state, run, _ = two_seeds
+    state, run = two_seeds.state, two_seeds.run
     steps = run.setups[0].config.env_steps
     assert np.all(np.asarray(state.learner.update_step) == steps - 1)  # one owed at the end
     assert np.all(np.asarray(state.learner.skipped) == 0)
 
 
-@pytest.mark.own_programs
-def test_each_function_is_traced_once(tmp_path, monkeypatch):
-    programs = []
-    start = Program.__init__
-    monkeypatch.setattr(
-        Program, "__init__", lambda self, *a, **k: (start(self, *a, **k), programs.append(self))[0]
-    )
-    small_run(tmp_path / "run", TASK)
-    (program,) = programs
-    assert set(program.traces) >= {"act", "add", "update", "act_eval", "act_policy", "act_seed"}
-    assert set(program.traces.values()) == {1}
+def test_each_function_is_traced_once(two_seeds):
+    traced = two_seeds.traced
+    assert set(traced) >= {"act", "add", "update", "act_eval", "act_policy", "act_seed"}
+    assert set(traced.values()) == {1}
 
 
 def test_lanes_may_vary_a_setting(tmp_path):
-    state, run = small_run(tmp_path / "run", TASK, "--vary", "learn.td-lambda=0,0.8")
+    state, run = small_run(tmp_path / "run", TASK, *QUICK, "--vary", "learn.td-lambda=0,0.8")
     assert run.labels == ["learn.td_lambda=0", "learn.td_lambda=0.8"]
     differs = [n for n, x in leaves(state.learner.params).items() if not np.array_equal(*x)]
     assert any("value" in n for n in differs)
@@ -77,14 +83,14 @@ def test_lanes_may_vary_a_setting(tmp_path):
 
 @pytest.mark.parametrize("mode", ["step", "block"])
 def test_both_update_modes_make_the_updates_they_owe(mode, tmp_path):
-    state, run = small_run(tmp_path / mode, TASK, "--learn.update-mode", mode)
+    state, run = small_run(tmp_path / mode, *LANES, "--learn.update-mode", mode)
     made, steps = int(state.learner.update_step[0]), run.setups[0].config.env_steps
     assert steps - 13 <= made <= steps  # a block may still be owed for the running episode
 
 
 def test_workers_change_nothing(two_seeds, tmp_path):
-    state, _ = small_run(tmp_path / "run", TASK, "--seeds", "0", "1", "--workers", "2")
-    one, other = leaves(two_seeds[0]), leaves(state)
+    state, _ = small_run(tmp_path / "run", *LANES, "--workers", "2")
+    one, other = leaves(two_seeds.state), leaves(state)
     for name, leaf in one.items():
         np.testing.assert_array_equal(leaf, other[name], err_msg=name)
 
@@ -108,10 +114,10 @@ def test_evaluations_end_before_the_next_begins(monkeypatch, length, every: int,
 
 
 def test_an_evaluation_does_not_wait_for_its_simulators(tmp_path, monkeypatch):
-    run = request.plan_run([TASK, "--preset", "debug", "--run", str(tmp_path / "run")])
+    run = request.plan_run([*LANES, "--preset", "debug", "--run", str(tmp_path / "run")])
     program = Program(run.agent, run.setups)
-    learner = program.acting(program.init_state(np.zeros((1, 2), np.float32), 64))
-    evaluator, ready = evaluate.Evaluator(program, 2, 1), VectorEnv.ready
+    learner = program.acting(program.init_state(np.zeros((2, 2), np.float32), 64))
+    evaluator, ready = evaluate.Evaluator(program, 1, 1), VectorEnv.ready
     try:
         expected = evaluator.run(learner, 7)
         monkeypatch.setattr(VectorEnv, "ready", lambda self: False)

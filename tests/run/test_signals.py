@@ -1,6 +1,7 @@
 """Signals at any moment, and runs that are made longer: nothing is lost, and it is quick."""
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -16,21 +17,19 @@ from ace.run.evaluate import Evaluator
 from ace.run.loop import Loop, Stopped, train
 from ace.run.record import read_csv
 from ace.settings.config import ConfigError
-from tests.run.helpers import csv_rows, same, small_run
-
-TASKS = ("probe/long", "probe/point")
+from tests.run.helpers import PAIR, QUICK, csv_rows, same, small_run
 
 
 def plan(folder: Path, *argv: str):
     """A small run."""
-    return request.plan_run([*TASKS, "--preset", "debug", "--quiet", "--run", str(folder), *argv])
+    return request.plan_run([*PAIR, "--preset", "debug", "--quiet", "--run", str(folder), *argv])
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The run that was left alone."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    return small_run(folder, *TASKS)[0], folder
+    return small_run(folder, *PAIR)[0], folder
 
 
 def test_a_signal_does_not_wait_for_an_evaluation_which_is_made_again(whole, tmp_path, monkeypatch):
@@ -126,9 +125,8 @@ def test_a_signal_is_heard_while_functions_are_compiled(whole, tmp_path, monkeyp
     same(train(plan(folder)), whole[0])
 
 
-def test_a_finished_run_can_be_made_longer(tmp_path, capsys):
-    folder = tmp_path / "run"
-    train(plan(folder))
+def test_a_finished_run_can_be_made_longer(whole, tmp_path, capsys):
+    folder = Path(shutil.copytree(whole[1], tmp_path / "run"))
     before = csv_rows(folder, "eval.csv")
     cli.main(["resume", str(folder), "--env-steps", "180", "--quiet"])
     assert csv_rows(folder, "eval.csv")[: len(before)] == before
@@ -162,8 +160,8 @@ def test_runs_that_cannot_fit_are_refused_at_once(flag, tmp_path):
 
 
 def test_an_environment_without_a_time_limit_ends(tmp_path, capsys):
-    argv = ["tests.envs.bad_envs:Endless", "--preset", "debug", "--run", str(tmp_path / "run")]
-    cli.main(["train", *argv])
+    argv = ["tests.envs.bad_envs:Endless", "--seeds", "0", "1", "--eval-every", "120", *QUICK]
+    cli.main(["train", *argv, "--preset", "debug", "--run", str(tmp_path / "run")])
     assert "no time limit: its episodes are cut after 1,000" in capsys.readouterr().out
     lengths = {row["episode_length"] for row in read_csv(tmp_path / "run" / "eval.csv")}
     assert lengths == {1000}

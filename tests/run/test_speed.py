@@ -14,6 +14,7 @@ from ace.run import request
 from ace.settings.config import replace
 from ace.settings.presets import resolve
 from ace.tools import speed
+from tests.run.helpers import QUICK
 
 
 def flops(function, *args) -> float:
@@ -54,8 +55,16 @@ def test_work_of_the_method_by_hand() -> None:
     assert plan == 2 * (rollouts + proposals + encoder)
 
 
-def test_the_command_measures_everything(tmp_path, capsys, monkeypatch) -> None:
+@pytest.fixture
+def hasty(monkeypatch) -> None:
+    """Few calls: what is measured matters here, and not how well."""
+    timed = speed.timed
     monkeypatch.setattr(speed, "RUN_WARM_UP", 5)
+    monkeypatch.setattr(speed, "WARM_UP", 1)
+    monkeypatch.setattr(speed, "timed", lambda call, repeats: timed(call, min(repeats, 3)))
+
+
+def test_the_command_measures_everything(tmp_path, capsys, hasty) -> None:
     out = tmp_path / "speed.json"
     argv = ["speed", "--lanes", "2", "--preset", "debug", "--task", "probe/point"]
     cli.main([*argv, "--steps", "3", "--json", str(out), "--plan.iterations", "1", "--profile"])
@@ -73,11 +82,9 @@ def test_the_command_measures_everything(tmp_path, capsys, monkeypatch) -> None:
     assert "lane-steps/s" in capsys.readouterr().out
 
 
-def test_an_evaluation_may_be_over_at_once(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(speed, "RUN_WARM_UP", 5)
-    run = request.plan_run(
-        ["probe/constant", "--preset", "debug", "--quiet", "--run", str(tmp_path)]
-    )
+def test_an_evaluation_may_be_over_at_once(tmp_path, hasty) -> None:
+    task = ("tests.envs.bad_envs:Short", "--seeds", "0", "1", *QUICK)
+    run = request.plan_run([*task, "--preset", "debug", "--quiet", "--run", str(tmp_path)])
     _, found = speed.measure_run(run, Program(run.agent, run.setups), 3)
     # What was measured lasted from an evaluation's beginning to its end.
     alone, beside = found["step"]["ms"], found["step_beside_evaluation"]["ms"]

@@ -370,18 +370,40 @@ def test_a_planner_registered_anew_is_what_the_next_program_uses(monkeypatch) ->
 def test_a_patched_loss_is_what_the_next_program_learns_from(monkeypatch) -> None:
     """For the same reason: the update on disk would have been the one before the patch."""
 
-    def learned() -> tuple[float, np.ndarray]:
-        program = program_of(monkeypatch, "ace")
-        state = program.init_state(observations(LANES), 16)
-        state, metrics = step(program, state, count=3)
-        row = dict(zip(program.agent.metrics, metrics[0].tolist(), strict=True))
-        opt = program.trees(state).learner.opt[0]
-        return row["reward_loss"], np.asarray(opt[1].mu["reward"]["out"]["b"])
+    def update(lane, state, store, agent_step, active):
+        """Learn the mean reward by the method's loss."""
+        key = keys.key(lane.seed, "update", state["count"])
+        batch = replay.sample(store, lane.config.replay, key, lane.config.learn.batch, 1)
 
-    loss, moment = learned()
-    assert loss > 0 and np.all(moment != 0)
+        def loss(w):
+            return losses.reward(jnp.full_like(batch.reward, w.sum()), batch.reward, batch.mask)
+
+        gradient = jax.grad(lambda w: loss(w).mean())(state["w"])
+        new = {"w": state["w"] - gradient, "count": state["count"] + 1}
+        return new, store, {"loss": loss(state["w"]).mean()}
+
+    mine = dataclasses.replace(TOY, update=update, metrics=("loss",))
+
+    def learned() -> tuple[float, np.ndarray]:
+        program = program_of(monkeypatch, mine)
+        before = program.init_state(observations(LANES), 16)
+        old = np.array(program.trees(before).learner["w"])
+        state, metrics = step(program, before, count=3)
+        return float(metrics[0, 0]), program.trees(state).learner["w"] - old
+
+    def method() -> str:
+        """The update of the method itself, which need not be compiled to see what is in it."""
+        program = program_of(monkeypatch, "ace")
+        state, obs = program.init_state(observations(LANES), 16), observations(LANES)
+        function, args = program.parts(state, program.send(0, obs))["update"]
+        return function.jitted.lower(*args).as_text()
+
+    loss, change = learned()
+    text = method()
+    assert loss > 0 and np.all(change != 0) and method() == text
     honest = losses.reward
     monkeypatch.setattr(losses, "reward", lambda *args: 3.0 * honest(*args))
     patched, other = learned()
     np.testing.assert_allclose(patched, 3 * loss, rtol=1e-5)
-    np.testing.assert_allclose(other, 3 * moment, rtol=1e-4)
+    np.testing.assert_allclose(other, 3 * change, rtol=1e-4)
+    assert method() != text
