@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 CACHE = "ACE_TEST_CACHE"
-os.environ.setdefault(CACHE, tempfile.mkdtemp(prefix="ace-tests-"))  # test processes inherit it
+if CACHE not in os.environ:  # test processes inherit it
+    os.environ[CACHE] = tempfile.mkdtemp(prefix="ace-tests-")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ[CACHE]
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # as the command sets it
@@ -29,7 +30,7 @@ def pytest_unconfigure(config) -> None:
 # compiled functions (`tests/run/conftest.py`) are one piece of work, for one process.
 TOGETHER = tuple(
     f"tests/run/test_{name}.py"
-    for name in ("runs", "resume", "faults", "signals", "speed", "fuzz", "door")
+    for name in ("runs", "resume", "faults", "signals", "speed", "export", "fuzz", "door")
 )
 HEAVY = (
     *TOGETHER,
@@ -39,7 +40,6 @@ HEAVY = (
     "tests/golden/test_kernel_trial.py",
     "tests/run/test_lanes.py",
     "tests/golden/test_fused.py",
-    "tests/run/test_export.py",
     "tests/golden/test_agent.py",
     "tests/golden/test_fused_plan.py",
     "tests/envs/test_vector.py",

@@ -18,7 +18,7 @@ from ace.engine.program import Program
 from ace.run import request
 from ace.run.agent_file import load_agents
 from ace.run.checkpoint import named_arrays
-from tests.run.helpers import small_run
+from tests.run.helpers import QUICK, small_run
 
 # What a user would write: JAX, safetensors, JSON, and nothing of this project.
 ALONE = """
@@ -49,9 +49,10 @@ save_file(found, out)
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A run whose second lane is padded."""
+    """A run whose second lane is padded, in what it observes and in how it acts."""
     folder = tmp_path_factory.mktemp("export") / "run"
-    small_run(folder, "dmc/reacher-hard", "dmc/pendulum-swingup", "--env-steps", "400")
+    flags = ("--action-repeat", "2", "--env-steps", "240", *QUICK)
+    small_run(folder, "probe/long", "probe/constant", *flags)
     return folder
 
 
@@ -114,7 +115,7 @@ def test_what_an_export_says_of_itself(trained, tmp_path):
     folder = tmp_path / "deep" / "out"
     for name in ("policy", "agent"):
         about = json.loads((folder / f"{name}.json").read_text())
-        assert about["task"] == "dmc/reacher-hard" and about["agent_step"] == 100
+        assert about["task"] == "probe/long" and about["agent_step"] == 120
         assert about["action_low"] == [-1, -1] and about["action_high"] == [1, 1]
         for file, entry in about["files"].items():
             data = (folder / file).read_bytes()
