@@ -5,7 +5,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as Grid
 
@@ -47,14 +49,20 @@ def show_plan(plan: Plan, hardware: str, console: Console, limit: float | None) 
         p.whole - len(p.job.lanes) for p in plan.todo
     )
     console.print(
-        f"suite {plan.suite.name}: {done} of {lanes + done} curves are in {plan.results}; "
-        f"{len(plan.todo)} program(s) to run on {hardware}"
+        f"suite {plan.suite.name}, {plan.suite.env_steps:,} env steps: "
+        f"{done} of {lanes + done} curves are in {plan.results}; "
+        f"{len(plan.todo)} program(s) to run on {hardware}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
     )
     if not plan.todo:
         return
-    grid = Grid()
-    for name in ("program", "what", "lanes", "env steps", "state", "memory", "expected"):
-        grid.add_column(name, justify="left" if name in ("program", "what") else "right")
+    grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("program", "what", "lanes", "state", "memory", "expected"):
+        left = name in ("program", "what")
+        how: Any = {"no_wrap": name != "what", "overflow": "fold"}
+        grid.add_column(name, justify="left" if left else "right", **how)
     spent = 0.0
     for p in plan.todo:
         state = f"at {p.made * p.repeat:,}" if p.made else "new"
@@ -62,7 +70,7 @@ def show_plan(plan: Plan, hardware: str, console: Console, limit: float | None) 
             spent += p.expected * MARGIN
             state += ", too long" if spent > limit else ""
         size = f"{bytes_needed(p.job) / 2**30:.1f} GiB"
-        row = (p.job.id, describe(p), str(len(p.job.lanes)), f"{p.last:,}", state, size)
+        row = (p.job.id, escape(describe(p)), str(len(p.job.lanes)), state, size)
         grid.add_row(*row, duration(p.expected))
     console.print(grid)
 
