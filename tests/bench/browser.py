@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+PATIENCE = 120  # seconds for an answer: the machine may be busy with something else
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -78,7 +79,7 @@ class Browser:
         if self._session:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE
         while True:
             answer = self._next(end, method)
             if answer.get("id") == self._count:
@@ -89,7 +90,7 @@ class Browser:
     def _next(self, end: float, method: str) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._read], [], [], max(0, end - time.monotonic()))
-            assert ready, f"the browser did not answer {method} within 30 s"
+            assert ready, f"the browser did not answer {method} within {PATIENCE} s"
             part = os.read(self._read, 1 << 16)
             assert part, f"the browser ended during {method}:\n{self._said()}"
             self._buffer += part
@@ -103,7 +104,7 @@ class Browser:
     def open(self, url: str) -> None:
         """Load a page and wait until its scripts have run."""
         self.call("Page.navigate", url=url)
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE
         while self.run("document.readyState + location.href") != f"complete{url}":
             assert time.monotonic() < end, f"{url} did not load"
             time.sleep(0.02)

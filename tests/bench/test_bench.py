@@ -130,7 +130,7 @@ def test_results_of_other_settings_are_not_counted(whole, tmp_path) -> None:
     path.write_text(json.dumps(found))
     try:
         process = bench(tmp_path, "--results", str(whole / "results"), "--dry-run")
-        text, _ = process.communicate(timeout=60)
+        text, _ = process.communicate(timeout=300)
     finally:
         path.write_text(changed)
     assert process.returncode == 1 and "was made with other settings" in text
