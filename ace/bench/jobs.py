@@ -11,7 +11,6 @@ from ace.bench.results import ResultError, read_programs, read_table, task_path
 from ace.bench.suites import Entry, Suite
 from ace.run import request
 from ace.settings import config as settings
-from ace.settings.config import ConfigError
 
 # Settings that may differ between machines without making another experiment.
 OF_THE_MACHINE = ("precision", "kernels", "workers", "env_timeout", "fault_limit")
@@ -89,42 +88,26 @@ def make_jobs(suite: Suite, lanes: int | None = None) -> list[Job]:
     from ace.envs import get_spec
 
     request.import_modules(suite.imports)
-    groups: dict[Any, list[tuple[int, LaneSpec]]] = {}
-    for entry in suite.entries:
-        one = Job(
-            suite.name,
-            entry.agent,
-            suite.preset,
-            suite.env_steps,
-            suite.imports,
-            {entry.name: entry_settings(entry)},
-            (),
-        )
+
+    def job(names: Iterable[str], lanes: Sequence[LaneSpec]) -> Job:
+        used = {name: entry_settings(entries[name]) for name in dict.fromkeys(names)}
+        common = (suite.preset, suite.env_steps, suite.imports)
+        return Job(suite.name, entries[next(iter(used))].agent, *common, used, tuple(lanes))
+
+    entries = {entry.name: entry for entry in suite.entries}
+    places = {task: place for place, task in enumerate(suite.tasks)}
+    groups: dict[Any, list[LaneSpec]] = {}
+    for name, entry in entries.items():
         for task in suite.tasks:
-            config = make_config(entry.name, one, task)
+            config = make_config(name, job([name], ()), task)
             shape = (entry.agent, str(jax.tree.structure(config)))
-            size = get_spec(task).obs_size
-            made = [(size, LaneSpec(entry.name, task, seed)) for seed in suite.seeds]
+            made = [LaneSpec(name, task, seed) for seed in suite.seeds]
             groups.setdefault(shape, []).extend(made)
-    by_name = {entry.name: entry for entry in suite.entries}
-    tasks = {task: place for place, task in enumerate(suite.tasks)}
     jobs = []
     for found in groups.values():
-        found.sort(key=lambda lane: (lane[0], tasks[lane[1].task]))
-        for chosen in _split([lane for _, lane in found], lanes or suite.lanes):
-            used = {lane.agent: entry_settings(by_name[lane.agent]) for lane in chosen}
-            agent = by_name[chosen[0].agent].agent
-            jobs.append(
-                Job(
-                    suite.name,
-                    agent,
-                    suite.preset,
-                    suite.env_steps,
-                    suite.imports,
-                    used,
-                    tuple(chosen),
-                )
-            )
+        found.sort(key=lambda lane: (get_spec(lane.task).obs_size, places[lane.task]))
+        for chosen in _split(found, lanes or suite.lanes):
+            jobs.append(job((lane.agent for lane in chosen), chosen))
     return jobs
 
 
@@ -209,9 +192,3 @@ def _check_settings(config: Any, program: Mapping, lane: Mapping, path: Path) ->
             f"{path}: seed {lane['seed']} was made with other settings by program "
             f"{program['id']}: {shown}; move these results away or give --results another folder"
         )
-
-
-def check_jobs(jobs: Sequence[Job]) -> None:
-    """Refuse a suite without lanes."""
-    if not any(job.lanes for job in jobs):
-        raise ConfigError("the suite has no lanes: name tasks, agents and seeds")

@@ -2,7 +2,7 @@
 and the time that a start takes."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,9 +102,3 @@ def _rate(program: Mapping[str, Any]) -> Rate:
         len(program["lanes"]),
         float(program["lane_steps_per_s"]),
     )
-
-
-def total(seconds: Iterable[float | None]) -> float | None:
-    """The sum, or None if one is not known."""
-    found = list(seconds)
-    return None if any(s is None for s in found) else sum(s for s in found if s is not None)

@@ -17,7 +17,6 @@ import numpy as np
 
 COLUMNS = ("seed", "env_step", "return", "policy_return", "episode_length")
 PROGRAMS = "programs"  # folder of the descriptions
-MAY_BE_EMPTY = ("policy_return", "episode_length")
 
 Row = dict[str, float]  # values of one evaluation by column name
 Table = dict[int, dict[int, Row]]  # seed -> env step -> row

@@ -216,6 +216,12 @@ class Scene:
         self.nodes.append(Node(self.losses, self.free))
         return self.nodes[-1]
 
+    def at(self, env_step: int) -> "Scene":
+        """The scene once the job has come so far."""
+        while self.job.env_step() < env_step:
+            time.sleep(0.005)
+        return self
+
     def wait(self) -> int | None:
         self.job._thread.join(20)
         return self.job.poll()
@@ -268,18 +274,14 @@ def test_losses_without_progress_are_counted(tmp_path, monkeypatch) -> None:
 
 def test_stop_saves_and_brings_the_checkpoint_here(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Program, "endless", True)
-    scene = Scene(tmp_path, monkeypatch)
-    while scene.job.env_step() < 30:
-        time.sleep(0.005)
+    scene = Scene(tmp_path, monkeypatch).at(30)
     scene.job.stop()
     assert scene.wait() == STOPPED and check(scene.folder) == 30 and len(scene.nodes) == 1
 
 
 def test_kill_ends_a_job_at_once(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Program, "endless", True)
-    scene = Scene(tmp_path, monkeypatch)
-    while scene.job.env_step() < 10:
-        time.sleep(0.005)
+    scene = Scene(tmp_path, monkeypatch).at(10)
     scene.job.kill()
     assert scene.wait() == watch.KILLED and scene.nodes[0].ended == "kill"
 
