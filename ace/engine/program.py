@@ -205,11 +205,7 @@ class Program:
 
     @functools.cached_property
     def new_learners(self) -> Any:
-        """Freshly initialised learners, drawn lane by lane.
-
-        Read this before compilation starts in the background: tracing holds the interpreter lock,
-        and each of the many short calls here would wait for it.
-        """
+        """Freshly initialised learners, drawn lane by lane."""
         with ThreadPoolExecutor(cores()) as pool:  # LAPACK releases the interpreter lock
             rest = pool.map(self._new_learner, self.setups[1:])
             return stack([self._first_learner, *rest])
@@ -271,6 +267,9 @@ class Program:
         copies = _like(self._repeated_memory(lanes, episodes))
         update = (self._update, (lane, learner, shapes.replay, message))
         act = (self._act, (lane, learner, memory, message))
+        if self.table:
+            # On a new card the trial of the kernels takes as long as compiling what uses them.
+            threading.Thread(target=kernels.broken).start()
         first = [compile_in_background(self.stop, work) for work in (update, act)]
         # Evaluation is needed last, and the interpreter lock lets one thread trace at a time.
         later = {

@@ -102,8 +102,6 @@ class Loop:
         workers = count_workers(self.config, lanes)
         self.collector = Collector(program, workers, awake=spare_cores(workers))
         try:
-            if not saved:
-                _ = program.new_learners
             if saved[-1:] != [self.steps]:
                 self.compiling = program.compile_ahead(capacity)
             self._begin(run, capacity)
