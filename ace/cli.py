@@ -25,7 +25,9 @@ USAGE = """usage: ace COMMAND ...
   ace report RESULTS [RESULTS ...] [--out report]
   ace compare RESULTS [RESULTS ...]
   ace plot RUN [RUN ...]
+  ace theory [--mdps N] [--seed 0] [--out DIR]
   ace tasks
+  ace check-env TASK [--steps 2000] [--seed 0]
   ace info
 
 `ace COMMAND --help` explains a command; `ace train --help` lists every setting.
@@ -85,7 +87,9 @@ def dispatch(argv: Sequence[str]) -> None:
         "report": report,
         "compare": compare,
         "plot": plot,
+        "theory": theory,
         "tasks": tasks,
+        "check-env": check_env,
         "info": info,
     }
     if not argv or argv[0] in ("-h", "--help"):
@@ -135,6 +139,8 @@ def show_help(command: str, argv: Sequence[str]) -> None:
             "export": flags.ExportArgs,
             "speed": flags.SpeedArgs,
             "bench": flags.BenchArgs,
+            "theory": flags.TheoryArgs,
+            "check-env": flags.CheckEnvArgs,
             **bench_args(),
         }
         flags.parse(classes[command], ["--help"], f"ace {command}")
@@ -391,6 +397,20 @@ def plot(argv: Sequence[str]) -> None:
     reports.plot(args)
 
 
+def theory(argv: Sequence[str]) -> None:
+    """`ace theory`."""
+    import ace.settings
+
+    ace.settings.help_only = True  # plain NumPy: spare the import of JAX
+    from ace.run.flags import TheoryArgs, parse
+
+    args = parse(TheoryArgs, argv, "ace theory")
+    from ace.tools.theory import command
+
+    if not command.theory(args):
+        raise SystemExit(1)
+
+
 def tasks(argv: Sequence[str]) -> None:
     """`ace tasks`."""
     no_arguments("tasks", argv)
@@ -398,6 +418,25 @@ def tasks(argv: Sequence[str]) -> None:
 
     print("\n".join(registry.task_names()))
     print(registry.GYM_HELP)
+
+
+def check_env(argv: Sequence[str]) -> None:
+    """`ace check-env`."""
+    import ace.settings
+
+    ace.settings.help_only = True  # no import of JAX
+    from ace.run.flags import CheckEnvArgs, parse
+    from ace.run.request import import_modules
+    from ace.settings.config import ConfigError
+
+    args = parse(CheckEnvArgs, argv, "ace check-env")
+    if args.steps < 1 or not 0 <= args.seed < 2**31:
+        raise ConfigError(f"--steps must be at least 1, and --seed in 0..{2**31 - 1}")
+    import_modules(args.imports)
+    from ace.tools import check_env as checks
+
+    if not checks.report(args.task, args.steps, args.seed):
+        raise SystemExit(1)
 
 
 def info(argv: Sequence[str]) -> None:

@@ -21,18 +21,9 @@ def notes(task: str) -> list[str]:
 
 @functools.cache
 def _notes(task: str) -> tuple[str, ...]:
-    spec, found = get_spec(task), []
-    family = task.partition("/")[0]
-    if spec.assumed_limit:
-        how = "wrap it with gymnasium.wrappers.TimeLimit"
-        if family in FAMILIES:
-            how = "set max_episode_steps of its spec"
-        found.append(
-            f"task {task} has no time limit: its episodes are cut after"
-            f" {spec.max_episode_steps:,} environment steps; {how} to choose another"
-        )
+    found = limit_notes(task)
     # This package's families repeat themselves: tests check that.
-    if family not in OWN and not repeats_itself(task):
+    if task.partition("/")[0] not in OWN and not repeats_itself(task):
         found.append(
             f"task {task} does not repeat itself under a seed: runs of it cannot be repeated or"
             " resumed exactly"
@@ -40,19 +31,33 @@ def _notes(task: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def repeats_itself(task: str) -> bool:
-    """Whether two environments of one seed, each started twice, give the same first steps.
+def limit_notes(task: str) -> list[str]:
+    """A line about a time limit that the task does not have itself."""
+    spec = get_spec(task)
+    if not spec.assumed_limit:
+        return []
+    how = "wrap it with gymnasium.wrappers.TimeLimit"
+    if task.partition("/")[0] in FAMILIES:
+        how = "set max_episode_steps of its spec"
+    return [
+        f"task {task} has no time limit: its episodes are cut after"
+        f" {spec.max_episode_steps:,} environment steps; {how} to choose another"
+    ]
+
+
+def repeats_itself(task: str, seed: int = 0, steps: int = STEPS) -> bool:
+    """Whether two environments of one seed, each started twice, give the same `steps`.
 
     They run in a worker process, since a trial may crash or hang. A trial that fails counts as
     true: the run itself will report the failure.
     """
-    spec, twice = get_spec(task), [EnvRequest(task, 0, 1, "try of its seeds")] * 2
-    actions = np.random.default_rng(0).uniform(-1, 1, (STEPS, 1, spec.action_size))
+    spec, twice = get_spec(task), [EnvRequest(task, seed, 1, "try of its seeds")] * 2
+    actions = np.random.default_rng(seed).uniform(-1, 1, (steps, 1, spec.action_size))
     sizes = (spec.obs_size, spec.action_size)
     seen = []  # per start [2, ...]
     with suppress(EnvError, TaskError), VectorEnv(twice, 1, *sizes, timeout=SECONDS) as envs:
         for _ in range(2):
-            parts = [envs.reset([0, 0])]
+            parts = [envs.reset([seed, seed])]
             for action in actions.astype(np.float32):
                 step = envs.step(np.repeat(action, 2, axis=0))
                 if step.faults:

@@ -140,6 +140,34 @@ class BenchArgs:
     """Print nothing but errors and the summary."""
 
 
+@dataclass(frozen=True)
+class CheckEnvArgs:
+    """Play a task with random actions and say what a run of it would meet: sizes and bounds, how
+    episodes end, numbers that are not finite, seeds, actions without effect, speed."""
+
+    task: tyro.conf.Positional[str]
+    """As `ace train` takes it: a name of `ace tasks`, gym/Id, or package.module:function."""
+    steps: int = 2_000
+    """Environment steps to play."""
+    seed: int = 0
+    """Seed of the environment and of the actions."""
+    imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
+    """Modules to import first: they may register tasks of your own."""
+
+
+@dataclass(frozen=True)
+class TheoryArgs:
+    """Check the paper's bounds on small random MDPs and on those that hill climbing finds, and draw
+    how they depend on horizon, model error and novelty bias."""
+
+    mdps: int = 10_000
+    """Random MDPs for each statement; hill climbing tries its own number on top."""
+    seed: int = 0
+    """Seed of everything that is drawn."""
+    out: Path = Path("runs/theory")
+    """Folder for theory.csv, dependence.csv and the figure."""
+
+
 class Words(NamedTuple):
     """A command line, split."""
 
