@@ -17,6 +17,8 @@ $(STAMP): requirements.lock pyproject.toml
 	  $(PYTHON) -m venv --clear --without-pip .venv && \
 	  $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
 	$(PIP) install --quiet -r requirements.lock
+	@# Its metadata asks for an older mujoco than ours, with which it works too.
+	$(PIP) install --quiet --no-deps metaworld==3.1.1
 	PYTHONWARNINGS=ignore $(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 

@@ -50,6 +50,9 @@ class Goal:
     desired: tuple[int, int]
     error: tuple[int, int] | None  # desired minus achieved, if it is observed
     rule: RewardRule
+    # The last `fixed` entries of achieved and desired are sub-goals, such as a grasp, that no other
+    # goal replaces; `error` does not have them.
+    fixed: int = 0
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,15 @@ def check_goal(spec: EnvSpec) -> None:
     for name, (start, stop) in ranges.items():
         if not 0 <= start < stop <= spec.obs_size:
             raise _wrong(spec, f"{name} is {start, stop}", f"choose it in 0 to {spec.obs_size}")
-    if len({stop - start for start, stop in ranges.values()}) > 1:
-        raise _wrong(spec, f"the widths of {_listed(ranges)} differ", "make them equal")
+    widths = {name: stop - start for name, (start, stop) in ranges.items()}
+    if not 0 <= goal.fixed < widths["desired"]:
+        advice = f"choose it in 0 to {widths['desired'] - 1}"
+        raise _wrong(spec, f"fixed is {goal.fixed}", advice)
+    if goal.error is not None:
+        widths["error"] += goal.fixed
+    if len(set(widths.values())) > 1:
+        advice = "make them equal" if not goal.fixed else f"the error lacks {goal.fixed} of them"
+        raise _wrong(spec, f"the widths of {_listed(ranges)} differ", advice)
     ordered = sorted(ranges.values())
     for (_, stop), (start, _) in itertools.pairwise(ordered):
         if start < stop:
@@ -54,13 +61,17 @@ def _check_rule(spec: EnvSpec, goal: Goal) -> None:
 def relabel(goal: Goal, obs: Any, desired: Any, xp: ModuleType = np) -> Any:
     """Observations [..., O] with other desired goals [..., G], and the error updated.
 
-    Leading axes of `desired` broadcast; xp is numpy or jax.numpy.
+    Entries that the goal declares as fixed stay as they are. Leading axes of `desired` broadcast;
+    xp is numpy or jax.numpy.
     """
-    width = goal.desired[1] - goal.desired[0]
-    desired = xp.broadcast_to(xp.asarray(desired, obs.dtype), (*obs.shape[:-1], width))
-    written = {goal.desired: desired}
+    start, stop = goal.desired
+    width = stop - start - goal.fixed
+    desired = xp.asarray(desired, obs.dtype)[..., :width]
+    desired = xp.broadcast_to(desired, (*obs.shape[:-1], width))
+    written = {(start, start + width): desired}
     if goal.error is not None:
-        written[goal.error] = desired - obs[..., slice(*goal.achieved)]
+        first = goal.achieved[0]
+        written[goal.error] = desired - obs[..., first : first + width]
     # Concatenate pieces: JAX arrays are immutable.
     pieces, at = [], 0
     for start, stop in sorted(written):

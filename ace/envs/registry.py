@@ -11,7 +11,13 @@ from ace.envs.explain import explain, import_module
 from ace.envs.goals import check_goal
 from ace.envs.numbers import check_numbers
 
-OWN = {"dmc": "ace.envs.dmc.suite", "probe": "ace.envs.probe"}
+OWN = {
+    "adroit": "ace.envs.adroit",
+    "dmc": "ace.envs.dmc.suite",
+    "maze": "ace.envs.maze.point",
+    "metaworld": "ace.envs.metaworld",
+    "probe": "ace.envs.probe",
+}
 FAMILIES = dict(OWN)  # with those that users register
 GYM_HELP = "gym/ID (any id of gymnasium), or package.module:function (returns a gymnasium.Env)"
 DEFAULT_LIMIT = 1000  # env steps of an episode, where the task itself has no limit

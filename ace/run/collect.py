@@ -36,7 +36,9 @@ class Collected(NamedTuple):
 def train_requests(setups: Sequence[LaneSetup]) -> list[EnvRequest]:
     """One training environment per lane."""
     return [
-        EnvRequest(s.task, keys.host_seed(s.seed, "env"), s.config.action_repeat, f"lane {i}")
+        EnvRequest(
+            s.task, keys.host_seed(s.seed, "env"), s.config.action_repeat, f"lane {i}", s.seed
+        )
         for i, s in enumerate(setups)
     ]
 

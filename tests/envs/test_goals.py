@@ -81,6 +81,31 @@ def test_goals_that_do_not_fit_are_refused(changed: dict[str, Any], message: str
         check_goal(replace(SPEC, goal=replace(GOAL, **changed)))
 
 
+FIXED = replace(GOAL, achieved=(3, 6), desired=(6, 9), fixed=1)
+
+
+def test_relabel_keeps_entries_that_are_fixed() -> None:
+    check_goal(replace(SPEC, goal=FIXED))
+    obs = np.arange(9, dtype=np.float32)
+    for xp in (np, jnp):
+        found = relabel(FIXED, xp.asarray(obs), xp.asarray([10.0, 20.0, 30.0]), xp)
+        np.testing.assert_array_equal(found, [7, 16, 2, 3, 4, 5, 10, 20, 8])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"fixed": 3}, "fixed is 3; choose it in 0 to 2"),
+        ({"fixed": -1}, "fixed is -1"),
+        ({"error": (0, 3)}, "widths of .* differ; the error lacks 1 of them"),
+        ({"fixed": 0}, "widths of .* differ; make them equal"),
+    ],
+)
+def test_fixed_entries_that_do_not_fit_are_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(TaskError, match=f"task 'mine' declares a goal.*{message}"):
+        check_goal(replace(SPEC, goal=replace(FIXED, **changed)))
+
+
 def test_goals_can_be_keys_and_can_be_sent() -> None:
     assert pickle.loads(pickle.dumps(GOAL)) == GOAL
     assert {GOAL: 1}[replace(GOAL)] == 1

@@ -38,6 +38,7 @@ class EnvRequest:
     seed: int  # 0 <= seed < 2**32, the range of dm_control's generator
     action_repeat: int
     label: str
+    layout: int | None = None  # seed of what no episode changes, such as a goal; None: `seed`
 
 
 class Fault(NamedTuple):
@@ -129,7 +130,9 @@ class Simulator:
 
     def make(self) -> Env:
         """A new environment for the request."""
-        return make(self.request.task, self.request.seed, self.request.action_repeat)
+        request = self.request
+        layout = request.seed if request.layout is None else request.layout
+        return make(request.task, layout, request.action_repeat)
 
     def begin(self, episode: int) -> np.ndarray:
         """Reset into an episode, which is a function of the seed, its number and the actions.
