@@ -49,11 +49,12 @@ def act(
     train: bool,
 ) -> tuple[jax.Array, Memory]:
     """Plan one action from an observation [O]; the horizon is fixed when an episode begins."""
-    config, stats = lane.config, acting["stats"]
-    params, planner = cast(config, acting["params"]), planner_of(config)
+    config, planner = lane.config, planner_of(lane.config)
+    params = cast(config, acting["params"])
+    norms = model.planning_norms(config, params, acting["stats"])
     noise_key, plan_key = jax.random.split(key)
     horizon = jnp.where(first, working_horizon(config, agent_step), memory.horizon)
-    z = model.encode(params, obs)
+    z = model.encode(params, model.normalise(config, acting["stats"], obs))
     b = None  # zero
     if config.parity.carry_belief:
         b = jnp.where(first, 0.0, memory.belief).astype(z.dtype)
@@ -63,7 +64,7 @@ def act(
     eps = model.action_normal(noise_key, (sum(counts),), lane.action_mask)
     eps, *end_eps = jnp.split(eps, np.cumsum(counts)[:-1])
     eps = eps.reshape(config.plan.horizon, -1, lane.action_mask.shape[0])
-    proposals, known = score.propose(config, params, stats, z, b, horizon, eps)
+    proposals, known = score.propose(config, params, norms, z, b, horizon, eps)
 
     def rate(actions: jax.Array, proposed: slice, call: int) -> jax.Array:
         """The value of every sequence. The proposals were rolled out when they were made; only the
@@ -77,7 +78,7 @@ def act(
         ends = jax.tree.map(lambda x: x[:count], known)
         if count < actions.shape[1]:
             rest = jnp.concatenate([actions[:, :first], actions[:, proposed.stop :]], 1)
-            found = score.follow(config, params, stats, z, b, rest, horizon)
+            found = score.follow(config, params, norms, z, b, rest, horizon)
             ends = jax.tree.map(
                 lambda x, k: jnp.concatenate([x[:first], k, x[first:]]), found, ends
             )
@@ -101,7 +102,15 @@ def working_horizon(config: Config, agent_step: jax.Array) -> jax.Array:
 def act_policy(lane: Lane, acting: Params, obs: jax.Array) -> jax.Array:
     """The policy's mean action for an observation [..., O]."""
     params = cast(lane.config, acting["params"])
-    return model.policy(params, model.encode(params, obs)) * lane.action_mask
+    z = model.encode(params, model.normalise(lane.config, acting["stats"], obs))
+    return model.policy(params, z) * lane.action_mask
+
+
+def value(lane: Lane, acting: Params, obs: jax.Array) -> jax.Array:
+    """What the critics expect from an observation [..., O], if the policy acts: [...]."""
+    params = cast(lane.config, acting["params"])
+    z = model.encode(params, model.normalise(lane.config, acting["stats"], obs))
+    return model.smaller(model.value(params, z, model.policy(params, z)))
 
 
 def update(
@@ -162,14 +171,20 @@ AGENT = Agent(
         "novelty_weight",
         "grad_norm",
         "policy_grad_norm",
+        "saturated",
+        "capped",
+        "clipped",
+        "policy_clipped",
+        "latent_gap",
         "skipped_updates",
     ),
     act_policy=act_policy,
+    value=value,
     plays=("agent", "policy"),
     memory=memory,
     segment=lambda config: config.plan.horizon,
     acting_part=lambda state: {"params": state.params, "stats": state.stats},
     constants=lambda config: planner_of(config).constants(config),
     footprint=footprint,
-    sections=("net", "plan", "learn", "replay", "parity"),
+    sections=("net", "plan", "learn", "replay", "parity", "repair"),
 )

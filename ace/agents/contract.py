@@ -55,6 +55,9 @@ class Agent:
     among them, is also shown on the console."""
     act_policy: Callable[[Lane, Acting, jax.Array], jax.Array] | None = None
     """(lane, acting, obs [..., O]): actions of the policy alone, without noise or planning."""
+    value: Callable[[Lane, Acting, jax.Array], jax.Array] | None = None
+    """(lane, acting, obs [..., O]): the discounted return that the critics expect from there on; an
+    evaluation compares it with what its episodes return."""
     plays: tuple[Literal["agent", "policy"], ...] = ("agent",)
     """What an evaluation plays: `act`, `act_policy`, or both; the first is recorded as `return`."""
     memory: Callable[[Config, int], Memory] = _nothing

@@ -16,8 +16,7 @@ from ace import replay
 from ace.agents.contract import Agent, Sizes
 from ace.method import nets
 from ace.method.learner import adam, choose, optimise
-from ace.method.losses import smaller
-from ace.method.model import action_normal
+from ace.method.model import action_normal, smaller
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.settings import keys
 from ace.settings.config import Config, ConfigError, settings

@@ -2,6 +2,7 @@
 what they find to the results."""
 
 import json
+import math
 import shlex
 import shutil
 import time
@@ -165,7 +166,8 @@ def collect(planned: Planned, results: Path, command: str) -> Rate:
     skipped = ("lane", "seed", "task", "env_step", "wall_time")
     for row in rows:
         lane = job.lanes[row["lane"]]
-        values = {n: float(x) for n, x in row.items() if n not in skipped and x != ""}
+        known = {n: float(x) for n, x in row.items() if n not in skipped and x != ""}
+        values = {n: x for n, x in known.items() if not math.isnan(x)}
         table = tables.setdefault((lane.agent, lane.task), {})
         table.setdefault(lane.seed, {})[row["env_step"]] = values
     check_complete(job, tables)

@@ -293,36 +293,34 @@ def no_belief(params: Params, z: jax.Array) -> None:
 
 
 def imagine(
-    params: Params, stats: Params, z: jax.Array, b: jax.Array | None, actions: jax.Array
+    params: Params, norms: Params, z: jax.Array, b: jax.Array | None, actions: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """All steps in one graph, one kernel each, which reads its step's actions from the whole array;
     the first step takes one latent for all sequences."""
     start = z[None], model.repeat(params, z, b, actions.shape[1])[1]
 
-    def step(carry: tuple, t: int) -> tuple[tuple, tuple]:
-        z, b = carry
-        after = _move(params, stats, z, b, actions, t)
+    def step(carry: tuple, x: tuple) -> tuple[tuple, tuple]:
+        (z, b), (t, norm) = carry, x
+        after = _move(params, norm, z, b, actions, t)
         return after, after
 
-    return scan(step, start, np.arange(actions.shape[0]))[1]
+    return scan(step, start, (np.arange(actions.shape[0]), norms))[1]
 
 
-def move(params: Params, stats: Params, z, b, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+def move(params: Params, norm: Params, z, b, action: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A step of the model in one kernel."""
-    return _move(params, stats, z, b, action[None], 0)
+    return _move(params, norm, z, b, action[None], 0)
 
 
-def _move(params: Params, stats: Params, z, b, actions: jax.Array, t: Any) -> tuple:
-    cell, p, running = params["cell"], params["projector"], stats["projector"]
+def _move(params: Params, norm: Params, z, b, actions: jax.Array, t: Any) -> tuple:
+    cell, p = params["cell"], params["projector"]
     size = cell["wi"].shape[-2] - z.shape[-1]
     sizes = (actions.shape[1], z.shape[-1], size, cell["wh"].shape[0], p["out"]["w"].shape[0])
     if not kernels.fits(kernels.dynamics, *sizes, z.dtype):
         z = jnp.broadcast_to(z, (actions.shape[1], z.shape[-1]))
-        return model.move.plain(params, stats, z, b, actions[t])
-    factor = p["norm"]["scale"] * jax.lax.rsqrt(running["var"] + 1e-5)
-    offset = p["norm"]["bias"] + (p["in"]["b"] - running["mean"]) * factor
+        return model.move.plain(params, norm, z, b, actions[t])
     gates = cell["wi"], cell["wh"], cell["norm"]["scale"], cell["norm"]["bias"]
-    projector = p["in"]["w"], factor, offset, p["out"]["w"], p["out"]["b"]
+    projector = p["in"]["w"], norm["scale"], norm["shift"], p["out"]["w"], p["out"]["b"]
     return kernels.dynamics.step(z, actions, t, b, *gates, *projector)
 
 
@@ -334,14 +332,14 @@ def round_rows(x: jax.Array, axis: int) -> jax.Array:
 def follow(
     config: Config,
     params: Params,
-    stats: Params,
+    norms: Params,
     z: jax.Array,
     b: jax.Array | None,
     actions: jax.Array,
     horizon: jax.Array,
 ) -> score.Ends:
     """Where sequences lead; their number is padded to a multiple of 16."""
-    ends = score.follow.plain(config, params, stats, z, b, round_rows(actions, 1), horizon)
+    ends = score.follow.plain(config, params, norms, z, b, round_rows(actions, 1), horizon)
     return jax.tree.map(lambda x: x[: actions.shape[1]], ends)
 
 

@@ -70,6 +70,7 @@ class Program:
         self._act = over(self._act_one, (0, 0, 0, 0), donate=(2,), out=(host, None))
         self._act_eval = over(self._act_eval_one, (0, 0, 0, 0), donate=(2,), out=(host, None))
         self._act_policy = over(self._act_policy_one, (0, 0, 0), out=host)
+        self._value = over(self._value_one, (0, 0, 0), out=host)
         self._act_seed = over(self._act_seed_one, (0, None))
         self._add = over(self._add_one, (0, 0), donate=(0,))
         self._drop = over(replay.drop, (0, 0), donate=(0,))
@@ -163,6 +164,10 @@ class Program:
     def act_policy(self, acting: Packed, question: Packed) -> jax.Array:
         """Actions [L, E, A] of the policy alone."""
         return self._act_policy(self.lane, acting, question)
+
+    def value(self, acting: Packed, question: Packed) -> jax.Array:
+        """The discounted return that the critics expect from the observations: [L, E]."""
+        return self._value(self.lane, acting, question)
 
     def trees(self, state: RunState) -> RunState:
         """A run's state with learner and memory as trees; large arrays stay on the device."""
@@ -277,6 +282,8 @@ class Program:
             "policy": (self._act_policy, (lane, acting, question)),
         }
         rest = [later[who] for who in self.agent.plays]
+        if self.agent.value:
+            rest.append((self._value, (lane, acting, question)))
         return [*first, compile_in_background(self.stop, *rest, after=first)]
 
     def waiting(self, evaluation: bool = False) -> list[str]:
@@ -285,6 +292,8 @@ class Program:
         if evaluation:
             both = {"agent": self._act_eval, "policy": self._act_policy}
             parts = {who: both[who] for who in self.agent.plays}
+            if self.agent.value:
+                parts["value"] = self._value
         return [name for name, function in parts.items() if not function.ready]
 
     def parts(self, state: RunState, message: Packed) -> dict[str, tuple[Function, tuple]]:
@@ -348,6 +357,11 @@ class Program:
         assert self.agent.act_policy is not None
         obs = self._question.unpack(question).obs
         return self.agent.act_policy(self._lane.unpack(lane), self._acting.unpack(acting), obs)
+
+    def _value_one(self, lane: Packed, acting: Packed, question: Packed) -> jax.Array:
+        assert self.agent.value is not None
+        obs = self._question.unpack(question).obs
+        return self.agent.value(self._lane.unpack(lane), self._acting.unpack(acting), obs)
 
     def _act_seed_one(self, lane: Packed, agent_step: jax.Array) -> jax.Array:
         """Uniform random actions [BLOCK, A] for the steps from `agent_step` on."""

@@ -19,6 +19,8 @@ RESERVED = (
     "policy_return",
     "episode_length",
     "wall_time",
+    "value",
+    "discounted_return",
     "faults",
 )
 RULES = get_args(Over)

@@ -83,6 +83,8 @@ def update(
     counters change; if the policy's is not, the policy stays unchanged.
     """
     config, learn = lane.config, lane.config.learn
+    obs_moments = model.fold_obs(state.stats["obs"], batch.obs[0])
+    batch = batch._replace(obs=model.normalise(config, {"obs": obs_moments}, batch.obs))
     key = keys.key(lane.seed, "update", state.update_step)
     eps = model.action_normal(
         jax.random.fold_in(key, 1), (3, config.plan.horizon + 1, learn.batch), lane.action_mask
@@ -108,7 +110,7 @@ def update(
     new_model, model_opt, norm, moved = optimise(
         learn, learn.learning_rate, grads, state.opt[0], model_params, active
     )
-    policy_grads, policy_loss = jax.grad(policy_loss_of, has_aux=True)(
+    policy_grads, policy_aux = jax.grad(policy_loss_of, has_aux=True)(
         policy_params, lane, new_model, aux["z"], latents.online, batch, eps[1:]
     )
     turn = moved & (state.update_step % config.parity.policy_delay == 0)
@@ -118,6 +120,7 @@ def update(
 
     new_params = new_model | new_policy
     stats = fold_stats(state.stats, novelty_stats, aux["stats"], learn.batch)
+    stats |= {"obs": obs_moments}
     stats, moments = choose(moved, (stats, found), (state.stats, state.moments))
     left_out = (active & ~jnp.isfinite(norm)) | (turn & ~jnp.isfinite(policy_norm))
     new_state = LearnerState(
@@ -131,14 +134,18 @@ def update(
     )
     metrics = {name: aux[name] for name in ("similarity_loss", "reward_loss", "value_loss", "q")}
     metrics |= {
-        "policy_loss": policy_loss,
         "target": y.mean(),
         "novelty": jnp.sum(novelty * batch.mask) / batch.mask.sum(),
         "novelty_error": found.mean,
         "novelty_weight": weight,
         "grad_norm": norm,
         "policy_grad_norm": policy_norm,
+        "capped": aux["capped"],
+        "clipped": 1 - learn.grad_clip / jnp.maximum(norm, learn.grad_clip),
+        "policy_clipped": 1 - learn.grad_clip / jnp.maximum(policy_norm, learn.grad_clip),
+        "latent_gap": latent_gap(config, params, state.stats, aux["b"], aux["z"][1]),
         "skipped_updates": state.skipped.astype(jnp.float32),
+        **policy_aux,
     }
     return new_state, aux["priority"], metrics
 
@@ -165,7 +172,18 @@ def fold_stats(running: Params, novelty: Params, rollout: Params, rows: int) -> 
         for name, batches in passed.items():
             count = rows * horizon // batches["mean"].shape[0] if name == "predictor" else rows
             running = running | {name: nets.update_stats(running[name], batches, count)}
-    return running
+    steps = nets.update_step_stats(running["steps"], rollout["projector"], rows)
+    return running | {"steps": steps}
+
+
+def latent_gap(
+    config: Config, params: Params, stats: Params, b: jax.Array, z: jax.Array
+) -> jax.Array:
+    """How far latents after one step [B, latent] move if the projector uses a plan's statistics
+    instead of the batch's: root mean square, relative to their deviation over the batch."""
+    norm = jax.tree.map(lambda x: x[0], model.planning_norms(config, params, stats))
+    z, planned = (x.astype(jnp.float32) for x in (z, model.project(params, norm, b)))
+    return jnp.sqrt(jnp.square(planned - z).mean() / (z.var(0).mean() + 1e-12))
 
 
 def model_loss(
@@ -186,7 +204,8 @@ def model_loss(
     model_weight = value_weight if parity.model_time_decay else batch.mask
     s = losses.similarity(prediction.reshape(target_z.shape), target_z, model_weight)
     e = losses.reward(r, batch.reward, model_weight)
-    v, absolute = losses.value(q, y, value_weight)
+    v, absolute = losses.value(q, y, value_weight, config.repair.value_huber)
+    capped = jnp.mean(v > learn.loss_clip)
     s, e, v = (jnp.minimum(x, learn.loss_clip) for x in (s, e, v))
     total = learn.similarity_weight * s + learn.reward_weight * e + learn.value_weight * v
 
@@ -197,6 +216,8 @@ def model_loss(
         importance = jnp.ones_like(importance)
     aux = {
         "z": z,
+        "b": b[1],
+        "capped": capped,
         "stats": {"projector": stats, "predictor": jax.tree.map(lambda x: x[None], predictor)},
         "priority": jnp.minimum(absolute, learn.loss_clip),
         "similarity_loss": s.mean(),
@@ -230,22 +251,32 @@ def policy_loss_of(
     online: jax.Array,
     batch: Batch,
     eps: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, Metrics]:
     """Deterministic policy gradient through the updated critics on detached latents (3.4)."""
-    config, learn = lane.config, lane.config.learn
+    config, learn, repair = lane.config, lane.config.learn, lane.config.repair
     params = cast(config, policy_params)
     critics = cast(config, {"value": new_model["value"]})
     z = jax.lax.stop_gradient(z)
-    action = model.noisy_policy(params, learn, z, eps[0])
+    raw = model.raw_policy(params, z)
+    mean = nets.tanh(raw)
+    value = model.between(
+        model.value(critics, z, model.perturb(learn, mean, eps[0])), repair.pessimism
+    )
     mask = jnp.concatenate([jnp.ones_like(batch.mask[:1]), batch.mask])
-    loss = losses.policy(model.value(critics, z, action), mask)
+    scale = jnp.maximum(jnp.abs(jax.lax.stop_gradient(value)).mean(), 1.0) ** repair.policy_scale
+    loss = losses.policy(value, mask) / scale
+    count = lane.action_mask.sum()
+    loss += repair.action_penalty * jnp.sum(
+        jnp.mean(jnp.square(raw * lane.action_mask).sum(-1) * mask, -1) / count
+    )
     if config.parity.bc_weight:
         imitation = model.noisy_policy(params, learn, online[:-1], eps[1, 1:])
         # Section 3.4 averages the critics over the H+1 latents and multiplies everything by H.
         loss *= config.plan.horizon / (config.plan.horizon + 1)
-        square = jnp.square(imitation - batch.action).sum(-1) / lane.action_mask.sum()
+        square = jnp.square(imitation - batch.action).sum(-1) / count
         loss += config.parity.bc_weight * config.plan.horizon * jnp.mean(square * batch.mask)
-    return loss, loss
+    saturated = (jnp.abs(mean) > 0.99) * lane.action_mask
+    return loss, {"policy_loss": loss, "saturated": saturated.sum(-1).mean() / count}
 
 
 @replaceable

@@ -17,21 +17,17 @@ def reward(prediction: jax.Array, reward: jax.Array, weight: jax.Array) -> jax.A
     return jnp.sum(jnp.square(prediction - reward) * weight, 0)
 
 
-def value(q: jax.Array, target: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Both critics' squared errors [B], and the absolute ones [B] that become priorities."""
-    error = q - target  # [2, H, B]
-    squared = jnp.sum(jnp.square(error) * weight, (0, 1))
-    absolute = jnp.sum(jnp.abs(error) * weight, (0, 1))
-    return squared, absolute
+def value(
+    q: jax.Array, target: jax.Array, weight: jax.Array, width: jax.Array | float
+) -> tuple[jax.Array, jax.Array]:
+    """Both critics' squared errors [B], linear above `width`, and the absolute ones [B] that become
+    priorities."""
+    error = jnp.abs(q - target)  # [2, H, B]
+    inside = jnp.minimum(error, width)
+    loss = jnp.sum((2 * error - inside) * inside * weight, (0, 1))
+    return loss, jnp.sum(error * weight, (0, 1))
 
 
-def policy(q: jax.Array, mask: jax.Array) -> jax.Array:
-    """Minus the smaller critic, summed over the H+1 latents and averaged over the batch (3.4)."""
-    return -jnp.sum(jnp.mean(smaller(q) * mask, -1))
-
-
-def smaller(q: jax.Array) -> jax.Array:
-    """The smaller of two critics [2, ...]: [...]."""
-    # Select by comparison: the gradient of `min` divides by the number of values equal to the
-    # result, which is zero if XLA computes them twice with different rounding.
-    return jnp.where(q[0] <= q[1], q[0], q[1])
+def policy(value: jax.Array, mask: jax.Array) -> jax.Array:
+    """Minus the value, summed over the H+1 latents and averaged over the batch (3.4)."""
+    return -jnp.sum(jnp.mean(value * mask, -1))

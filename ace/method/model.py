@@ -29,23 +29,37 @@ def init(rng: nets.Rng, config: Config, obs_size: int, action_size: int) -> tupl
         "cell": nets.gru_init(rng, n.latent + action_size, n.belief),
         "projector": _norm_mlp_init(rng, n.belief, n.mlp, n.latent),
         "predictor": _norm_mlp_init(rng, n.latent, n.mlp, n.latent),
-        "reward": _mlp_init(rng, reward_in, n.mlp, 1, zero=True),
+        "reward": _mlp_init(rng, reward_in, n.mlp, 1, zero=True, norms=config.repair.norms),
         "value": jax.tree.map(
             lambda *q: np.stack(q),
-            *[_critic_init(rng, n.latent + action_size, n.mlp) for _ in range(2)],
+            *[_mlp_init(rng, n.latent + action_size, n.mlp, 1, True, True) for _ in range(2)],
         ),
-        "policy": _mlp_init(rng, n.latent, n.mlp, action_size),
+        "policy": _mlp_init(rng, n.latent, n.mlp, action_size, norms=config.repair.norms),
     }
-    stats = {"projector": nets.stats_init(n.mlp), "predictor": nets.stats_init(n.mlp)}
+    # Of the size that products of observations with unit variance have.
+    spread = config.repair.first_bias * np.sqrt(obs_size / n.encoder)
+    bias = spread * rng.spawn(1)[0].standard_normal(n.encoder)
+    params["encoder"]["in"]["b"] = bias.astype(np.float32)
+    stats = {
+        "projector": nets.stats_init(n.mlp),
+        "predictor": nets.stats_init(n.mlp),
+        "steps": nets.stats_init(config.plan.horizon, n.mlp),
+        "obs": nets.stats_init(obs_size) | {"count": np.float32(0)},
+    }
     return params, stats
 
 
-def _mlp_init(rng: nets.Rng, n_in: int, width: int, n_out: int, zero: bool = False) -> Params:
-    return {
+def _mlp_init(
+    rng: nets.Rng, n_in: int, width: int, n_out: int, zero: bool = False, norms: bool = False
+) -> Params:
+    layers = {
         "in": nets.linear_init(rng, n_in, width),
         "mid": nets.linear_init(rng, width, width),
         "out": nets.linear_init(rng, width, n_out, zero=zero),
     }
+    if norms:
+        layers |= {"norm_in": nets.norm_init(width), "norm_mid": nets.norm_init(width)}
+    return layers
 
 
 def _norm_mlp_init(rng: nets.Rng, n_in: int, width: int, n_out: int) -> Params:
@@ -54,11 +68,6 @@ def _norm_mlp_init(rng: nets.Rng, n_in: int, width: int, n_out: int) -> Params:
         "norm": nets.norm_init(width),
         "out": nets.linear_init(rng, width, n_out),
     }
-
-
-def _critic_init(rng: nets.Rng, n_in: int, width: int) -> Params:
-    norms = {"norm_in": nets.norm_init(width), "norm_mid": nets.norm_init(width)}
-    return _mlp_init(rng, n_in, width, 1, zero=True) | norms
 
 
 def axes(config: Config) -> nets.Axes:
@@ -71,6 +80,8 @@ def axes(config: Config) -> nets.Axes:
         ("predictor", "in", "w"): (-2, (latent,)),
         ("value", "in", "w"): (-2, (latent, action)),
         ("policy", "in", "w"): (-2, (latent,)),
+        ("obs", "mean"): (-1, (obs,)),  # of the statistics
+        ("obs", "var"): (-1, (obs,)),
     }
     if config.parity.reward_input == "all":
         found["reward", "in", "w"] = (-2, (latent, belief, action))
@@ -89,6 +100,25 @@ def cast(config: Config, params: Params) -> Params:
 def join(*parts: jax.Array) -> jax.Array:
     """Concatenate features in the type of the first part."""
     return jnp.concatenate([p.astype(parts[0].dtype) for p in parts], -1)
+
+
+def normalise(config: Config, stats: Params, obs: jax.Array) -> jax.Array:
+    """Observations [..., O] with the running mean and deviation taken out, as far as
+    `repair.normalise` says."""
+    share, moments = config.repair.normalise, stats["obs"]
+    return (obs - share * moments["mean"]) * (moments["var"] + 1e-4) ** (-0.5 * share)
+
+
+def fold_obs(moments: Params, obs: jax.Array) -> Params:
+    """Running moments after a batch of observations [B, O]: over all batches at first, over about
+    the last 10,000 later."""
+    count = moments["count"] + 1
+    weight = jnp.maximum(1 / count, 1e-4)
+    delta = obs.mean(0) - moments["mean"]
+    square = obs.var(0) + (1 - weight) * jnp.square(delta)
+    mean = moments["mean"] + weight * delta
+    var = moments["var"] + weight * (square - moments["var"])
+    return {"mean": mean, "var": var, "count": count}
 
 
 def encode(params: Params, obs: jax.Array) -> jax.Array:
@@ -112,11 +142,19 @@ def no_belief(params: Params, z: jax.Array) -> jax.Array | None:
     return jnp.zeros((*z.shape[:-1], params["cell"]["wh"].shape[-2]), z.dtype)
 
 
-def project(params: Params, stats: Params, b: jax.Array) -> jax.Array:
-    """z' = g(b') with running statistics, for acting."""
+def planning_norms(config: Config, params: Params, stats: Params) -> Params:
+    """The projector's norm at every step of a plan, by running statistics: [H, width]."""
+    p, share = params["projector"], config.repair.step_stats
+    used = jax.tree.map(
+        lambda own, common: share * own + (1 - share) * common, stats["steps"], stats["projector"]
+    )
+    return nets.folded_norm(p["in"], p["norm"], used)
+
+
+def project(params: Params, norm: Params, b: jax.Array) -> jax.Array:
+    """z' = g(b') with the norm of one step of a plan, for acting."""
     p = params["projector"]
-    x = nets.batch_norm_elu(p["norm"], stats["projector"], nets.linear(p["in"], b))
-    return nets.linear(p["out"], x)
+    return nets.linear(p["out"], nets.folded_norm_elu(p["in"], norm, b))
 
 
 def project_train(params: Params, b: jax.Array) -> tuple[jax.Array, Params]:
@@ -138,7 +176,7 @@ def reward(params: Params, z: jax.Array, b: jax.Array, action: jax.Array, b_next
     """r(z, a, b), from the new belief, which depends on all three, or from z, a, b (D1)."""
     p = params["reward"]
     x = b_next if p["in"]["w"].shape[-2] == b_next.shape[-1] else join(z, b, action)
-    return nets.dense_head(p["mid"], None, p["out"], nets.dense_elu(p["in"], x))
+    return nets.dense_head(p["mid"], p.get("norm_mid"), p["out"], _first(p, x))
 
 
 def value(params: Params, z: jax.Array, action: jax.Array) -> jax.Array:
@@ -148,38 +186,69 @@ def value(params: Params, z: jax.Array, action: jax.Array) -> jax.Array:
     return jax.vmap(nets.dense_head)(p["mid"], p["norm_mid"], p["out"], x)
 
 
+def smaller(q: jax.Array) -> jax.Array:
+    """The smaller of two critics [2, ...]: [...]."""
+    # Select by comparison: the gradient of `min` divides by the number of values equal to the
+    # result, which is zero if XLA computes them twice with different rounding.
+    return jnp.where(q[0] <= q[1], q[0], q[1])
+
+
+def between(q: jax.Array, pessimism: jax.Array | float) -> jax.Array:
+    """The smaller of two critics [2, ...] (1), their mean (0), or between: [...]."""
+    return pessimism * smaller(q) + (1 - pessimism) * q.mean(0)
+
+
+def raw_policy(params: Params, z: jax.Array) -> jax.Array:
+    """The policy's output before its tanh: [..., A], float32."""
+    p = params["policy"]
+    x = _first(p, z)
+    if "norm_mid" in p:
+        return nets.linear_f32(p["out"], nets.dense_layer_norm(p["mid"], p["norm_mid"], x, "elu"))
+    return nets.dense_out(p["mid"], p["out"], x)
+
+
+def _first(p: Params, x: jax.Array) -> jax.Array:
+    if "norm_in" in p:
+        return nets.dense_layer_norm(p["in"], p["norm_in"], x, "elu")
+    return nets.dense_elu(p["in"], x)
+
+
 def policy(params: Params, z: jax.Array) -> jax.Array:
     """mu(z) in [-1, 1]: [..., A], float32."""
-    p = params["policy"]
-    return jnp.tanh(nets.dense_out(p["mid"], p["out"], nets.dense_elu(p["in"], z)))
+    return nets.tanh(raw_policy(params, z))
 
 
 def noisy_policy(params: Params, learn: LearnConfig, z: jax.Array, eps: jax.Array) -> jax.Array:
-    """pi(z): the mean plus clipped noise, kept inside the box by a straight-through clamp (1.5)."""
+    """pi(z): the mean plus clipped noise."""
+    return perturb(learn, policy(params, z), eps)
+
+
+def perturb(learn: LearnConfig, mean: jax.Array, eps: jax.Array) -> jax.Array:
+    """Actions plus clipped noise, kept inside the box by a straight-through clamp (1.5)."""
     noise = jnp.clip(learn.smoothing_std * eps, -learn.smoothing_clip, learn.smoothing_clip)
-    action = policy(params, z) + noise
+    action = mean + noise
     edge = 1 - 1e-6
     return action + jax.lax.stop_gradient(jnp.clip(action, -edge, edge) - action)
 
 
 @replaceable
 def imagine(
-    params: Params, stats: Params, z: jax.Array, b: jax.Array | None, actions: jax.Array
+    params: Params, norms: Params, z: jax.Array, b: jax.Array | None, actions: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Latents and beliefs [H, N, .] after every step of N sequences [H, N, A] from one latent and
-    one belief, for acting; a belief of None is zero."""
+    one belief, for acting; a belief of None is zero. `norms` are those of `planning_norms`."""
 
-    def step(carry: tuple, action: jax.Array) -> tuple[tuple, tuple]:
-        z, b = carry
-        after = move(params, stats, z, b, action)
+    def step(carry: tuple, x: tuple) -> tuple[tuple, tuple]:
+        (z, b), (action, norm) = carry, x
+        after = move(params, norm, z, b, action)
         return after, after
 
-    return nets.scan(step, repeat(params, z, b, actions.shape[1]), actions)[1]
+    return nets.scan(step, repeat(params, z, b, actions.shape[1]), (actions, norms))[1]
 
 
 def imagine_policy(
     params: Params,
-    stats: Params,
+    norms: Params,
     learn: LearnConfig,
     z: jax.Array,
     b: jax.Array | None,
@@ -187,20 +256,20 @@ def imagine_policy(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The actions [H, N, A] that the noisy policy takes in the model, and what `imagine` gives."""
 
-    def step(carry: tuple, eps: jax.Array) -> tuple[tuple, tuple]:
-        z, b = carry
+    def step(carry: tuple, x: tuple) -> tuple[tuple, tuple]:
+        (z, b), (eps, norm) = carry, x
         action = noisy_policy(params, learn, z, eps)
-        z, b = move(params, stats, z, b, action)
+        z, b = move(params, norm, z, b, action)
         return (z, b), (action, z, b)
 
-    return nets.scan(step, repeat(params, z, b, eps.shape[1]), eps)[1]
+    return nets.scan(step, repeat(params, z, b, eps.shape[1]), (eps, norms))[1]
 
 
 @replaceable
-def move(params: Params, stats: Params, z, b, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+def move(params: Params, norm: Params, z, b, action: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Latents z' and beliefs b' [N, .] after actions [N, A], for acting."""
     b = believe(params, z, action, b)
-    return project(params, stats, b), b
+    return project(params, norm, b), b
 
 
 def repeat(params: Params, z: jax.Array, b: jax.Array | None, count: int) -> tuple:

@@ -51,6 +51,18 @@ def norm_init(*shape: int) -> Params:
     return {"scale": np.ones(shape, np.float32), "bias": np.zeros(shape, np.float32)}
 
 
+@jax.custom_jvp
+def tanh(x: jax.Array) -> jax.Array:
+    """tanh whose derivative does not vanish where tanh rounds to 1, from |x| = 8 in float32."""
+    return jnp.tanh(x)
+
+
+@tanh.defjvp
+def _tanh_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    small = jnp.exp(-2 * jnp.abs(primals[0]))
+    return tanh(primals[0]), tangents[0] * 4 * small / jnp.square(1 + small)
+
+
 def normed(x: jax.Array, eps: float = 1e-5) -> jax.Array:
     """Rows with mean zero and variance one."""
     centred = x - x.mean(-1, keepdims=True)
@@ -129,15 +141,28 @@ def batch_normed_elu(scale: jax.Array, bias: jax.Array, x: jax.Array) -> tuple[j
     return y.astype(x.dtype), mean, var
 
 
-def stats_init(width: int) -> Params:
-    """Running batch-norm statistics before any data."""
-    return {"mean": np.zeros(width, np.float32), "var": np.ones(width, np.float32)}
+def stats_init(*shape: int) -> Params:
+    """Running statistics before any data."""
+    return {"mean": np.zeros(shape, np.float32), "var": np.ones(shape, np.float32)}
 
 
-def batch_norm_elu(p: Params, stats: Params, x: jax.Array) -> jax.Array:
-    """elu(batch_norm(x)) with running statistics, for acting."""
-    scale = p["scale"] * jax.lax.rsqrt(stats["var"] + 1e-5)
-    return elu((x.astype(jnp.float32) - stats["mean"]) * scale + p["bias"]).astype(x.dtype)
+def folded_norm(p: Params, norm: Params, stats: Params) -> Params:
+    """The bias of a layer and the batch norm after it, with running statistics [..., width], as one
+    scale and one shift."""
+    scale = norm["scale"] * jax.lax.rsqrt(stats["var"] + 1e-5)
+    return {"scale": scale, "shift": norm["bias"] + (p["b"] - stats["mean"]) * scale}
+
+
+def folded_norm_elu(p: Params, folded: Params, x: jax.Array) -> jax.Array:
+    """elu(batch_norm(x W + b)) with running statistics, for acting."""
+    y = (x @ p["w"]).astype(jnp.float32) * folded["scale"] + folded["shift"]
+    return elu(y).astype(x.dtype)
+
+
+def update_step_stats(running: Params, batches: Params, rows: int, weight: float = 0.1) -> Params:
+    """Fold the batch of each of T steps [T, width] into running statistics of its own."""
+    unbiased = {"mean": batches["mean"], "var": batches["var"] * rows / max(rows - 1, 1)}
+    return jax.tree.map(lambda old, new: (1 - weight) * old + weight * new, running, unbiased)
 
 
 def update_stats(running: Params, batches: Params, rows: int, weight: float = 0.1) -> Params:

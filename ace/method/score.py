@@ -22,7 +22,7 @@ class Ends(NamedTuple):
 def propose(
     config: Config,
     params: Params,
-    stats: Params,
+    norms: Params,
     z: jax.Array,
     b: jax.Array | None,
     horizon: jax.Array,
@@ -32,7 +32,7 @@ def propose(
     they lead."""
     if not eps.shape[1]:
         return eps, Ends(eps[0, :, 0], jnp.zeros((0, z.shape[-1]), z.dtype))
-    actions, z_next, b_next = model.imagine_policy(params, stats, config.learn, z, b, eps)
+    actions, z_next, b_next = model.imagine_policy(params, norms, config.learn, z, b, eps)
     return actions, _ends(config, params, z, b, actions, z_next, b_next, horizon)
 
 
@@ -40,7 +40,7 @@ def propose(
 def follow(
     config: Config,
     params: Params,
-    stats: Params,
+    norms: Params,
     z: jax.Array,
     b: jax.Array | None,
     actions: jax.Array,
@@ -50,7 +50,7 @@ def follow(
 
     All H steps are rolled out; the working horizon only selects the steps that count.
     """
-    z_next, b_next = model.imagine(params, stats, z, b, actions)
+    z_next, b_next = model.imagine(params, norms, z, b, actions)
     return _ends(config, params, z, b, actions, z_next, b_next, horizon)
 
 
@@ -69,7 +69,7 @@ def _ends(config, params, z, b, actions, z_next, b_next, horizon) -> Ends:
 def value(
     config: Config, params: Params, ends: Ends, horizon: jax.Array, eps: jax.Array
 ) -> jax.Array:
-    """phi = sum_{t<h} gamma^t r(z_t, a_t, b_t) + gamma^h min Q(z_h, pi(z_h)): [N] (2.1).
+    """phi = sum_{t<h} gamma^t r(z_t, a_t, b_t) + gamma^h Q(z_h, pi(z_h)): [N] (2.1).
 
     `eps` [N, A] is the noise of the policy at the end.
     """
@@ -79,5 +79,7 @@ def value(
 
 @replaceable
 def terminal_value(config: Config, params: Params, z: jax.Array, eps: jax.Array) -> jax.Array:
-    """min Q(z, pi(z)) of latents [N, latent], with the policy's noise `eps` [N, A]: [N]."""
-    return model.value(params, z, model.noisy_policy(params, config.learn, z, eps)).min(0)
+    """Q(z, pi(z)) of latents [N, latent], with the policy's noise `eps` [N, A]: [N]; of the smaller
+    critic in the paper."""
+    q = model.value(params, z, model.noisy_policy(params, config.learn, z, eps))
+    return model.between(q, config.repair.pessimism)

@@ -25,9 +25,10 @@ def load_agents(folder: Path, program: Program) -> tuple[Any, int]:
             f"{path} is missing; train the run to its first evaluation"
         )
     like = {"acting": program.acting_shapes(), "agent_step": np.int32(0)}
-    names = list(_flat(checkpoint.named_arrays(like)))
+    wanted = _flat(checkpoint.named_arrays(like))
     arrays = checkpoint.read_arrays(path, checkpoint.nbytes_of(like))
-    found = checkpoint.fit(arrays, like, path, names)
+    arrays = checkpoint.with_added(arrays, wanted)
+    found = checkpoint.fit(arrays, like, path, list(wanted))
     return program.put_acting(found["acting"]), int(found["agent_step"])
 
 

@@ -24,7 +24,10 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-FORMAT = 2
+FORMAT = 3
+ADDED = re.compile(  # names of arrays that came with format 3
+    r"\bstats\.(obs|steps)\.|^metrics\.(saturated|capped|clipped|policy_clipped|latent_gap)$"
+)
 KEEP = 2
 HEADER = 2**20  # bytes that names and shapes may take in a file
 ROW_FILE = re.compile(r"[0-9]{10,}\.safetensors")
@@ -210,7 +213,7 @@ class Checkpoints:
             if hashlib.sha256(body.encode()).hexdigest() != sealed["sha256"]:
                 raise CheckpointError(f"{path} does not match its checksum; it is damaged")
             manifest = json.loads(body)
-            if manifest["format"] not in (1, FORMAT):
+            if manifest["format"] not in range(1, FORMAT + 1):
                 raise CheckpointError(
                     f"{path} has format {manifest['format']!r:.40}, and this version reads up to "
                     f"{FORMAT}; update ace"
@@ -244,6 +247,8 @@ class Checkpoints:
         arrays = read_arrays(path, nbytes_of(like), manifest["state"])
         if manifest["format"] == 1:
             arrays, manifest["host"] = from_format_1(arrays, manifest["host"])
+        if manifest["format"] < 3:
+            arrays = with_added(arrays, named_arrays(like))
         tree = fit(convert(arrays), like, path)
         files = sorted(manifest["replay"].items())
         most = limit * (nbytes_of(row) + 16)  # each lane has a start and a count beside its rows
@@ -279,6 +284,17 @@ def from_format_1(
     names = {f"memory.{name}": f"memory.plan.{name}" for name in ("mean", "elites")}
     renamed = {names.get(name, name): x for name, x in arrays.items()}
     return renamed, {"evaluating": None, "numbers": [], **host}
+
+
+def with_added(
+    arrays: Mapping[str, np.ndarray], wanted: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """The arrays with those that came with format 3: statistics and metrics that were not kept
+    before. Zeros do, because the settings that read the statistics were off."""
+    added = {name: x for name, x in wanted.items() if ADDED.search(name)}
+    if any(name in arrays for name in added):
+        return dict(arrays)
+    return {**arrays, **{name: np.zeros(x.shape, x.dtype) for name, x in added.items()}}
 
 
 def check_rows(

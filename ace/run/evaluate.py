@@ -24,6 +24,8 @@ class Evaluation(NamedTuple):
     ret: float  # of the first player in `Agent.plays`
     policy_ret: float | None  # of the policy alone, if `Agent.plays` has it
     length: float  # environment steps
+    value: float | None  # what the critics expect at the beginning, if the agent has critics
+    discounted: float | None  # what the episodes then returned, discounted by agent steps
     numbers: dict[str, float]  # the task's named numbers
 
 
@@ -55,7 +57,7 @@ class Evaluator:
         ]
         repeat = program.config.action_repeat
         requests = [
-            EnvRequest(s.task, self.seeds[i * episodes + e], repeat, f"lane {i} evaluation")
+            EnvRequest(s.task, self.seeds[i * episodes + e], repeat, f"lane {i} evaluation", s.seed)
             for i, s in enumerate(program.setups)
             for e in range(episodes)
         ]
@@ -95,7 +97,7 @@ class Evaluator:
     def _start(self) -> None:
         # After two failures the episodes themselves may be at fault: play the next ones.
         seeds = self.seeds if self._attempt < 2 else None
-        self._phase = -RESET
+        self._phase, self._values = -RESET, None
         self._players = [
             _Player(envs, self._actor(who, *self._given), seeds, self)
             for who, envs in self.envs.items()
@@ -121,6 +123,8 @@ class Evaluator:
         players = self._players
         if self._phase in (-1, self.phases - 1) and not all(p.ready() for p in players):
             return None
+        if self._phase == 0 and self._values is None and self.program.agent.value:
+            self._values = self._expected()
         for player in reversed(players):  # policy first: its action would queue behind a plan
             if self._phase == -1:
                 player.watch()
@@ -141,14 +145,23 @@ class Evaluator:
             return self._results()
         return None
 
+    def _expected(self) -> jax.Array:
+        """What the critics expect at the beginning of the episodes: [L, E]."""
+        (acting, agent_step), main = self._given, self._players[0]
+        obs = main.obs.reshape(*main.shape, -1)
+        return self.program.value(acting, self.program.asking(self.episodes)(obs, 0, agent_step))
+
     def _results(self) -> list[Evaluation]:
         played = dict(zip(self.envs, self._players, strict=True))
         main, policy = self._players[0], played.get("policy")
+        values = None if self._values is None else np.asarray(self._values)
         return [
             Evaluation(
                 float(main.returns[lane].mean()),
                 None if policy is None else float(policy.returns[lane].mean()),
                 float(main.lengths[lane].mean()),
+                None if values is None else float(values[lane].mean()),
+                None if values is None else float(main.discounted[lane].mean()),
                 main.mean_numbers(lane),
             )
             for lane in range(len(self.program.setups))
@@ -186,6 +199,8 @@ class _Player:
         envs.begin_reset(seeds)
         self.obs = np.zeros(0)
         self.returns, self.lengths = np.zeros(self.shape), np.zeros(self.shape)
+        self.discounted = np.zeros(self.shape)
+        self.discounts = np.array([[s.config.learn.discount] for s in of.program.setups])
         self.running = np.ones(self.shape, bool)
         self.count, self.failure, self.action = 0, "", jnp.zeros(())
 
@@ -215,7 +230,9 @@ class _Player:
         if step.faults:
             where = f"in step {self.count + 1} of an evaluation"
             self.failure = f"{step.faults[0].text}\n{where}"
-        self.returns += np.where(self.running, step.reward.reshape(self.shape), 0.0)
+        reward = np.where(self.running, step.reward.reshape(self.shape), 0.0)
+        self.returns += reward
+        self.discounted += self.discounts**self.count * reward
         self.lengths += self.running * self.repeat
         self.numbers.add(step.numbers, self.running.reshape(-1))
         self.running &= ~(step.terminated | step.truncated).reshape(self.shape)
@@ -237,7 +254,7 @@ def film(program: Program, acting: Any, agent_step: int) -> list[np.ndarray]:
     )
     acting, setup = program.put_acting(tree), program.setups[0]
     seed = keys.host_seed(setup.seed, "eval_env", 0)
-    env = make(setup.task, seed, setup.config.action_repeat, render=True)
+    env = make(setup.task, setup.seed, setup.config.action_repeat, render=True)
     memory, ask = program.memory(1), program.asking(1)
     plans = "agent" in program.agent.plays
     frames, done, count = [], False, 0

@@ -296,6 +296,9 @@ class Loop:
         got = self.collector.recv()
         self.owed = self.owed - due + config.learn.updates_per_step
         self.agent_step, self.ended, self.obs = agent_step + 1, got.ended, got.transition.obs
+        if self.agent_step == config.seed_steps:
+            shares = [s.config.learn.seed_updates for s in program.setups]
+            self.owed = np.round(self.owed * shares).astype(self.owed.dtype)
         self.message, self.arrived = self.send(got.ended | got.void, got.transition), True
         if got.faults:
             self.store()
@@ -430,5 +433,8 @@ class Loop:
         if results is None:
             return
         for lane, e in enumerate(results):
-            self.recorder.evaluation(lane, env_step, e.ret, e.policy_ret, e.length, e.numbers)
+            values = e.value, e.discounted
+            self.recorder.evaluation(
+                lane, env_step, e.ret, e.policy_ret, e.length, e.numbers, *values
+            )
         self.evaluating = None

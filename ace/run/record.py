@@ -20,7 +20,8 @@ from ace.run.display import Display, LaneInfo, text
 from ace.settings.config import ConfigError
 
 TRAIN_COLUMNS = ("lane", "seed", "task", "env_step", "return", "episode_length", "wall_time")
-EVAL_COLUMNS = (*TRAIN_COLUMNS[:5], "policy_return", "episode_length", "wall_time")
+EVAL_COLUMNS = (*TRAIN_COLUMNS[:5], "policy_return", "value", "discounted_return")
+EVAL_COLUMNS += ("episode_length", "wall_time")
 PACKAGES = {
     "ace": "ace-planner",
     "dm_control": "dm_control",
@@ -41,19 +42,29 @@ class CsvLog:
         self.wall_time = 0.0
         kept = _complete_lines(path)
         if kept:
-            self._check_header(path, kept[0])
+            kept = self._with_columns(path, kept)
             kept = kept[:1] + [line for line in kept[1:] if self._keep(line, resume_at)]
         else:
             kept = [_csv_line(columns)]
         _write_atomically(path, "".join(kept))
         self._file = path.open("a", newline="")
 
-    def _check_header(self, path: Path, header: str) -> None:
-        if header.strip() != _csv_line(self.columns).strip():
+    def _with_columns(self, path: Path, lines: list[str]) -> list[str]:
+        """The lines with the columns of today; those that an older version did not write stay
+        empty."""
+        header, *rows = csv.reader(lines)
+        if set(header) - set(self.columns) or len(set(header)) < len(header):
             raise ConfigError(
                 f"{path} has other columns than this run writes; use a new run folder "
-                f"(found '{header.strip()}')"
+                f"(found '{lines[0].strip()}')"
             )
+        if tuple(header) == self.columns:
+            return lines
+        named = [dict(zip(header, row, strict=True)) for row in rows]
+        return [
+            _csv_line(self.columns),
+            *(_csv_line(row.get(name) for name in self.columns) for row in named),
+        ]
 
     def _keep(self, line: str, resume_at: int | None) -> bool:
         row = dict(zip(self.columns, next(csv.reader([line])), strict=True))
@@ -143,11 +154,15 @@ class Recorder:
         policy_ret: SupportsFloat | None,
         length: SupportsFloat,
         numbers: Mapping[str, SupportsFloat] = MappingProxyType({}),
+        value: SupportsFloat | None = None,
+        discounted: SupportsFloat | None = None,
     ) -> None:
         """Record one evaluation: mean return of the agent and of its policy alone, if that was
-        played too, and means of the task's numbers."""
+        played too, means of the task's numbers, and what the critics expected at the beginning
+        beside what the episodes returned, discounted."""
         self._check_numbers(numbers)
         values = {"return": ret, "policy_return": policy_ret, "episode_length": length, **numbers}
+        values |= {"value": value, "discounted_return": discounted}
         self._eval.write({**self._row(lane, env_step), **values})
         view = self._display.views[lane]
         view.eval_return = float(ret)

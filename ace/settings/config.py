@@ -174,6 +174,8 @@ class LearnConfig:
     """Updates between target updates."""
     updates_per_step: int = 1
     """Gradient steps per agent step."""
+    seed_updates: float = 1.0
+    """Share of the updates for the random seed steps that are made when that phase ends."""
     update_mode: Literal["step", "block"] = "step"
     """Make updates at every step, while simulators run, or in a block when an episode ends."""
     novelty_weight: float = 0.25
@@ -236,6 +238,29 @@ class ParityConfig:
 
 @settings
 @dataclass(frozen=True)
+class RepairConfig:
+    """Changes of this project to the paper's method; the values here are the paper's."""
+
+    value_huber: float = 1e6
+    """Value errors above this count linearly instead of squared."""
+    pessimism: float = 1.0
+    """Plan and policy loss value an action by the smaller critic (1) or by their mean (0)."""
+    action_penalty: float = 0.0
+    """Weight of the policy's mean squared pre-tanh output in its loss."""
+    policy_scale: float = 0.0
+    """Divide the policy's loss by this power of the mean absolute value, if that is above 1."""
+    step_stats: float = 0.0
+    """Plan with batch-norm statistics of each rollout step (1) instead of all together (0)."""
+    normalise: float = 0.0
+    """Observations are scaled to mean 0 and deviation 1 by running moments (1), or raw (0)."""
+    first_bias: float = 0.0
+    """Deviation of the encoder's first bias at the start, relative to that of its product."""
+    norms: bool = False
+    """Layer norms in the hidden layers of the policy and of the reward head."""
+
+
+@settings
+@dataclass(frozen=True)
 class Config:
     """A run, apart from its tasks and seeds."""
 
@@ -264,6 +289,7 @@ class Config:
     learn: LearnConfig = field(default_factory=LearnConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     parity: ParityConfig = field(default_factory=ParityConfig)
+    repair: RepairConfig = field(default_factory=RepairConfig)
     own: Any = None
     """The agent's own section, an instance of `Agent.settings`; None if the agent has none."""
 
@@ -384,6 +410,7 @@ def _check_ranges(c: Config, flat: dict[str, Any]) -> None:
     unit = ("plan.policy_fraction", "plan.momentum", "plan.elite_reuse", "learn.discount")
     unit += ("learn.td_lambda", "learn.time_decay", "learn.target_momentum", "learn.novelty_ema")
     unit += ("learn.beta1", "learn.beta2", "replay.priority_power", "replay.importance_power")
+    unit += ("repair.pessimism", "repair.policy_scale", "repair.step_stats", "repair.normalise")
     for name in unit:
         if not 0 <= flat[name] <= 1:
             raise ConfigError(f"{name} is {flat[name]}; it must lie between 0 and 1")
@@ -398,6 +425,8 @@ def _check_ranges(c: Config, flat: dict[str, Any]) -> None:
         # Counts are 32-bit integers on the device; a replay's capacity is checked against memory.
         elif isinstance(value, int) and value >= 2 ** (40 if name == "replay.capacity" else 31):
             raise ConfigError(f"{name} is {value}, which is too large; the limit is 2147483647")
+    if flat["repair.value_huber"] == 0:
+        raise ConfigError("repair.value_huber is 0; it must be above 0, or values are not learned")
     for name in ("learn.beta1", "learn.beta2", "learn.novelty_ema"):
         if flat[name] == 1:
             raise ConfigError(f"{name} is 1; it must be below 1, or nothing would ever be learned")

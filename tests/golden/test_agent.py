@@ -40,28 +40,38 @@ def scene():
 def step64(p, s, z, a, b):
     """One step of the model in NumPy, with running statistics."""
     b = ref.gru(p["cell"], np.concatenate([z, a], -1), b)
-    z, _, _ = ref.batch_norm_net(p["projector"], b, s["projector"]["mean"], s["projector"]["var"])
+    z, _, _ = ref.batch_norm_net(p["projector"], b, s["mean"], s["var"])
     return z, b
 
 
 follow, value = quick(score.follow), quick(score.value)
 
 
-@pytest.mark.parametrize("horizon", [1, 2, 4])
-def test_score_of_a_plan(scene, horizon: int) -> None:
+@pytest.mark.parametrize(
+    ("horizon", "own", "pessimism"), [(1, 0.0, 1.0), (2, 1.0, 0.0), (4, 0.25, 0.3)]
+)
+def test_score_of_a_plan(scene, horizon: int, own: float, pessimism: float) -> None:
+    """With statistics of all steps together, of each step, and between; with the smaller critic,
+    with their mean, and between."""
     params, stats, p64, s64 = scene
+    config = replace(CONFIG, {"repair.step_stats": own, "repair.pessimism": pessimism})
+    norms = model.planning_norms(config, params, stats)
     rng = np.random.default_rng(1)
     start, actions = rng.standard_normal(4), rng.uniform(-1, 1, (H, 7, A))
     start32, actions32 = jnp.asarray(start, jnp.float32), jnp.asarray(actions, jnp.float32)
     h = jnp.int32(horizon)
-    ends = follow(CONFIG, params, stats, start32, jnp.zeros(3), actions32, h)
-    got = value(CONFIG, params, ends, h, jnp.ones((7, A)))
+    ends = follow(config, params, norms, start32, jnp.zeros(3), actions32, h)
+    got = value(config, params, ends, h, jnp.ones((7, A)))
     z, b = np.tile(start, (7, 1)), np.zeros((7, 3))
     wanted = np.zeros(7)
     for t in range(horizon):
-        z, b = step64(p64, s64, z, actions[t], b)
+        of_step = {
+            k: own * s64["steps"][k][t] + (1 - own) * s64["projector"][k] for k in ("mean", "var")
+        }
+        z, b = step64(p64, of_step, z, actions[t], b)
         wanted += 0.8**t * ref.head(p64["reward"], b)[:, 0]
-    wanted += 0.8**horizon * ref.critics(p64["value"], z, ref.policy(p64["policy"], z)).min(0)
+    q = ref.critics(p64["value"], z, ref.policy(p64["policy"], z))
+    wanted += 0.8**horizon * (pessimism * q.min(0) + (1 - pessimism) * q.mean(0))
     np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-4)
 
 
@@ -73,12 +83,13 @@ def lane_of(config: Config, size: int = A) -> Lane:
 
 def test_proposals_are_the_policy_in_the_model(scene) -> None:
     params, stats, p64, s64 = scene
+    norms, s64 = model.planning_norms(CONFIG, params, stats), s64["projector"]
     start = np.random.default_rng(2).standard_normal(4)
     start32, horizon = jnp.asarray(start, jnp.float32), jnp.int32(3)
-    given = (CONFIG, params, stats, start32, jnp.zeros(3), horizon)
+    given = (CONFIG, params, norms, start32, jnp.zeros(3), horizon)
     got, ends = quick(score.propose)(*given, jnp.zeros((H, 20, A)))
     assert got.shape == (H, 20, A)
-    again = follow(CONFIG, params, stats, start32, jnp.zeros(3), got, horizon)
+    again = follow(CONFIG, params, norms, start32, jnp.zeros(3), got, horizon)
     for one, other in zip(ends, again, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     z, b = start[None], np.zeros((1, 3))
@@ -100,10 +111,11 @@ def act(
     scene, config=CONFIG, first=True, step=5, memory=None, train=True, sizes=(OBS, A), run=None
 ):
     """An action and the new memory; larger sizes are padded."""
-    part = {"params": scene[0], "stats": scene[1]}
-    part["params"] = learner.nets.pad(
-        part["params"], model.axes(config), dict(zip(("obs", "action"), sizes, strict=True))
-    )
+    wide = {"obs": sizes[0], "action": sizes[1]}
+    part = {
+        name: learner.nets.pad(tree, model.axes(config), wide)
+        for name, tree in zip(("params", "stats"), scene[:2], strict=True)
+    }
     memory = agent.memory(config, sizes[1]) if memory is None else memory
     obs = np.pad(OBSERVED, (0, sizes[0] - OBS))
     given = jnp.bool_(first), jnp.int32(step), jax.random.key(4)

@@ -158,10 +158,12 @@ def test_layers_that_learn_are_those_of_the_plain_path() -> None:
     [(1, False, 3), (1, True, 38), (100, False, 38), (100, True, 3)],
 )
 def test_plans_imagine_the_same_with_kernels(lanes: int, given: bool, size: int) -> None:
-    config = replace(Config(), {"net.mlp": 128, "net.encoder": 128, "precision": "bf16"})
+    sizes = {"net.mlp": 128, "net.encoder": 128, "plan.horizon": 2}
+    config = replace(Config(), {**sizes, "precision": "bf16"})
     rng = np.random.default_rng(0)
     params, stats = model.init(rng, config, 5, size)
     stats = jax.tree.map(lambda x: x + rng.uniform(0, 1, x.shape).astype("f"), stats)
+    config = replace(config, {"repair.step_stats": 1.0})
     z = jnp.asarray(rng.standard_normal(50), jnp.bfloat16)
     b = jnp.asarray(rng.uniform(-1, 1, 128), jnp.bfloat16) if given else None
     actions = jnp.asarray(rng.uniform(-1, 1, (2, 72, size)), F)
@@ -169,8 +171,9 @@ def test_plans_imagine_the_same_with_kernels(lanes: int, given: bool, size: int)
     def imagine(z: jax.Array) -> tuple:
         with kernels.lanes(lanes):
             p = model.cast(config, params)
-            free = model.imagine(p, stats, z, b, actions)
-            return *free, *model.imagine_policy(p, stats, config.learn, z, b, actions)
+            norms = model.planning_norms(config, p, stats)
+            free = model.imagine(p, norms, z, b, actions)
+            return *free, *model.imagine_policy(p, norms, config.learn, z, b, actions)
 
     wide = jnp.pad(z, (0, 14))  # a latent of 64, as the faster forms have it
     names, fast = traced(imagine, fused.TABLE, wide)

@@ -424,7 +424,11 @@ def test_initial_learner() -> None:
 LEARN_FLOATS = [
     name
     for name, value in flatten(CONFIG).items()
-    if name.startswith("learn.") and isinstance(value, float) and name != "learn.novelty_ema"
+    if name.startswith(("learn.", "repair."))
+    and isinstance(value, float)
+    # Read by the loop, the initialisation and the planner; the last one needs values above 1.
+    and name.removeprefix("learn.") not in ("seed_updates", "novelty_ema")
+    and name.removeprefix("repair.") not in ("first_bias", "step_stats", "policy_scale")
 ]
 
 
@@ -437,6 +441,10 @@ def busy():
         "learn.weight_decay": 0.01,
         "learn.loss_clip": 20.0,
         "learn.novelty_ramp.start": 0.1,
+        "repair.value_huber": 0.5,
+        "repair.action_penalty": 0.1,
+        "repair.policy_scale": 0.5,
+        "repair.normalise": 0.5,
     }
     config, batch = replace(CONFIG, changes), batch_of()
     batch.reward[:, 0] += 9.0  # more than the clip allows
@@ -498,7 +506,12 @@ def test_statistics_of_both_passes_are_folded_in_order() -> None:
     novelty = {"projector": draw(H), "predictor": draw(H)}
     rollout = {"projector": draw(H), "predictor": draw(1)}
     old = {k: {"mean": jnp.zeros(5), "var": jnp.ones(5)} for k in rollout}
+    old["steps"] = {"mean": jnp.zeros((H, 5)), "var": jnp.ones((H, 5))}
     new = learner.fold_stats(old, novelty, rollout, B)
+    for t in range(H):
+        m, v = (np.asarray(rollout["projector"][k])[t] for k in ("mean", "var"))
+        close(new["steps"]["mean"][t], 0.1 * m, 1e-6)
+        close(new["steps"]["var"][t], 0.9 + 0.1 * v * B / (B - 1), 1e-6)
     for name, rows in (("projector", (B, B)), ("predictor", (B, H * B))):
         mean, var = np.zeros(5), np.ones(5)
         for passed, n in zip((novelty[name], rollout[name]), rows, strict=True):

@@ -109,7 +109,9 @@ def test_batch_norm_train_uses_biased_and_eval_uses_running_statistics() -> None
     close([batch["mean"][0], batch["var"][0]], [3.5, 14 / 3], 1e-6)  # the bias moves the mean
     running = {"mean": jnp.array([1.0]), "var": jnp.array([4.0])}
     normed = 1 + np.array([0, 1, 5]) * 2 / np.sqrt(4 + 1e-5)
-    close(nets.batch_norm_elu(norm, running, x)[:, 0], ref.elu(normed))
+    one = {"w": jnp.eye(1), "b": jnp.zeros(1)}
+    folded = nets.folded_norm(one, norm, running)
+    close(nets.folded_norm_elu(one, folded, x)[:, 0], ref.elu(normed))
 
 
 def test_batch_norm_train_keeps_leading_axes_apart() -> None:
@@ -188,7 +190,9 @@ def test_projector_with_running_and_with_batch_statistics(scene) -> None:
     wanted, _, _ = ref.batch_norm_net(
         p64["projector"], x64["b"], s64["projector"]["mean"], s64["projector"]["var"]
     )
-    close(jax.jit(model.project)(params, stats, x["b"]), wanted)
+    p = params["projector"]
+    norm = nets.folded_norm(p["in"], p["norm"], stats["projector"])
+    close(jax.jit(model.project)(params, norm, x["b"]), wanted)
     z, batch = jax.jit(model.project_train)(params, x["b"])
     wanted, mean, var = ref.batch_norm_net(p64["projector"], x64["b"])
     close(z, wanted, 2e-4)

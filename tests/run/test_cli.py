@@ -297,7 +297,8 @@ def test_a_run_leaves_its_results(finished):
     }  # fmt: skip
     rows = read_csv(finished / "eval.csv")
     assert list(rows[0]) == [
-        "lane", "seed", "task", "env_step", "return", "policy_return", "episode_length", "wall_time"
+        "lane", "seed", "task", "env_step", "return", "policy_return", "value",
+        "discounted_return", "episode_length", "wall_time",
     ]  # fmt: skip
     assert [r["env_step"] for r in rows] == [60, 120]
     config = json.loads((finished / "config.json").read_text())
@@ -382,4 +383,4 @@ def test_the_options_of_a_preset_go_together(preset, monkeypatch):
     run = plan_run(["probe/point", "--preset", preset, *SMALL])
     for thread in Program(run.agent, run.setups).compile_ahead(100):
         thread.join()
-    assert len(traced) == 4 and not failed
+    assert len(traced) == 5 and not failed

@@ -124,10 +124,7 @@ def test_what_an_export_says_of_itself(trained, tmp_path):
         assert {n: [str(x.dtype), *x.shape] for n, x in arrays.items()} == about["arrays"]
     assert {
         n.split(".")[1] for n in json.loads((folder / "policy.json").read_text())["arrays"]
-    } == {
-        "encoder",
-        "policy",
-    }
+    } == {"encoder", "obs", "policy"}
     assert sorted(p.name for p in folder.parent.iterdir()) == ["out"]
 
 

@@ -17,7 +17,9 @@ from ace.run.record import Recorder, read_csv, versions, write_json
 from ace.settings.config import ConfigError
 
 LANES = [LaneInfo(0, 7, "dmc/cartpole-swingup", ""), LaneInfo(1, 8, "dmc/cartpole-swingup", "")]
-EVAL_HEADER = "lane,seed,task,env_step,return,policy_return,episode_length,wall_time"
+EVAL_HEADER = (
+    "lane,seed,task,env_step,return,policy_return,value,discounted_return,episode_length,wall_time"
+)
 TRAIN_HEADER = "lane,seed,task,env_step,return,episode_length,wall_time"
 
 
@@ -35,7 +37,7 @@ def test_columns_and_number_text(tmp_path):
     assert train[1].endswith(",0.1,")
     evaluation = (tmp_path / "eval.csv").read_text().splitlines()
     assert evaluation[0] == EVAL_HEADER
-    assert evaluation[1].startswith("0,7,dmc/cartpole-swingup,2000,12.5,,1000,")
+    assert evaluation[1].startswith("0,7,dmc/cartpole-swingup,2000,12.5,,,,1000,")
     assert len(evaluation[1].rpartition(".")[2]) == 2
 
 
@@ -68,7 +70,16 @@ def test_a_run_from_before_the_numbers_goes_on(tmp_path):
     rows = read_csv(old / "eval.csv")
     with recorder(tmp_path) as record:
         record.evaluation(0, 10_000, 1.0, 2.0, 1000)
-    assert read_csv(tmp_path / "eval.csv")[:-1] == rows
+    found = read_csv(tmp_path / "eval.csv")
+    assert [{name: row[name] for name in rows[0]} for row in found[:-1]] == rows
+    assert all(np.isnan(row["value"]) for row in found) and found[-1]["return"] == 1.0
+
+
+def test_critics_expectations_are_recorded_beside_what_came(tmp_path):
+    with recorder(tmp_path) as record:
+        record.evaluation(0, 1000, 12.5, 3.0, 1000, {}, 7.5, 8.25)
+    row = read_csv(tmp_path / "eval.csv")[0]
+    assert (row["value"], row["discounted_return"], row["policy_return"]) == (7.5, 8.25, 3.0)
 
 
 def test_rows_are_on_disk_as_whole_lines_while_the_run_goes_on(tmp_path):
