@@ -198,7 +198,8 @@ def main_effects(
     they first appear. The standard error comes from the variance within cells, pooled over all of
     them: sqrt(s^2 (1/n_level + 1/n_first)), n counting runs. With `paired`, every cell maps the
     same seeds to scores, and the error is that of the mean over seeds of each seed's own effect;
-    this removes what a seed does to all cells, but has only (seeds - 1) degrees of freedom.
+    this removes what a seed does to all cells, but has only (seeds - 1) degrees of freedom. With one
+    run in every cell, s^2 is what the main effects leave unexplained.
 
     Every pair of levels of two factors must occur equally often, as in a full factorial. An
     orthogonal fraction of one passes too; there, interactions add to the main effects.
@@ -208,8 +209,13 @@ def main_effects(
     settings = [dict(setting) for setting, _ in cells]
     levels = _balanced_levels(settings)
     scores = _cell_scores([runs for _, runs in cells], paired)
+    columns = {name: [s[name] for s in settings] for name in levels}
+    if scores.shape[1] > 1:
+        variance = float(scores.var(axis=1, ddof=1).mean())
+    else:
+        variance, paired = _unexplained(columns, levels, scores[:, 0]), False
     return {
-        name: _effects([s[name] for s in settings], levels[name], scores, paired) for name in levels
+        name: _effects(columns[name], levels[name], scores, variance, paired) for name in levels
     }
 
 
@@ -253,24 +259,40 @@ def _cell_scores(runs: Sequence[np.ndarray | BySeed], paired: bool) -> np.ndarra
     if len({len(cell) for cell in scores}) > 1:
         counts = [len(cell) for cell in scores]
         raise ValueError(f"unbalanced: the cells have {counts} runs; give each equally many")
-    if len(scores[0]) < 2:
-        raise ValueError(
-            "each cell has one run, which leaves no spread to estimate errors from; "
-            "run at least two seeds per cell"
-        )
     return np.stack(scores)
+
+
+def _unexplained(
+    columns: Mapping[str, Sequence[float | str]],
+    levels: Mapping[str, Sequence[float | str]],
+    scores: np.ndarray,
+) -> float:
+    """Variance [cells] that the sum of all main effects leaves, by its degrees of freedom."""
+    free = len(scores) - 1 - sum(len(each) - 1 for each in levels.values())
+    if free < 3:
+        raise ValueError(
+            "each cell has one run, and there are too few cells to estimate errors from what the "
+            "main effects leave; run at least two seeds per cell"
+        )
+    rest = scores - scores.mean()
+    for name, column in columns.items():
+        at_level = np.array([[mine == level for mine in column] for level in levels[name]])
+        gains = at_level @ (scores - scores.mean()) / at_level.sum(1)
+        rest = rest - gains @ at_level
+    return float(np.sum(rest**2) / free)
 
 
 def _effects(
     of_cell: Sequence[float | str],
     levels: Sequence[float | str],
     scores: np.ndarray,
+    variance: float,
     paired: bool,
 ) -> list[Effect]:
     """Effects of one factor, whose level in each cell is `of_cell`."""
     by_seed = [scores[[level == mine for mine in of_cell]].mean(axis=0) for level in levels]
     runs = scores.size // len(levels)
-    pooled = math.sqrt(2 * scores.var(axis=1, ddof=1).mean() / runs)
+    pooled = math.sqrt(2 * variance / runs)
     effects = []
     for level, at_level in zip(levels, by_seed, strict=True):
         gain = at_level - by_seed[0]

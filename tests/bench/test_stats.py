@@ -305,6 +305,26 @@ def test_the_error_is_the_spread_of_repeated_experiments() -> None:
     assert effects.std() == pytest.approx(np.sqrt(np.mean(errors**2)), rel=0.1)
 
 
+def test_with_one_run_a_cell_the_error_is_what_the_effects_leave() -> None:
+    """Ordinary least squares with an intercept and a column per factor, by another route."""
+    rng = np.random.default_rng(1)
+    base = [(a, b, c) for a in (-1, 1) for b in (-1, 1) for c in (-1, 1)]
+    design = np.array([(*abc, abc[0] * abc[1] * abc[2]) for abc in base])
+    scores = design @ (3.0, 0.0, -1.0, 0.5) + rng.normal(size=8)
+    cells = [
+        (dict(zip("abcd", row, strict=True)), {10: score})
+        for row, score in zip(design.tolist(), scores, strict=True)
+    ]
+    matrix = np.column_stack([np.ones(8), design])
+    weights, (left,), *_ = np.linalg.lstsq(matrix, scores, rcond=None)
+    error = 2 * np.sqrt(left / (8 - 5) / 8)  # an effect is twice its weight
+    for paired in (False, True):
+        found = stats.main_effects(cells, paired=paired)
+        for name, weight in zip("abcd", weights[1:], strict=True):
+            assert found[name][1].effect == pytest.approx(2 * weight)
+            assert found[name][1].error == pytest.approx(error)
+
+
 def test_an_orthogonal_fraction_is_balanced() -> None:
     half = [(a, b, a * b) for a in (-1, 1) for b in (-1, 1)]
     cells = [(dict(zip("abc", abc, strict=True)), 3.0 * abc[2] + np.array([-1, 1])) for abc in half]
