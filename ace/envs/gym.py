@@ -1,19 +1,28 @@
 """Gymnasium environments: `gym/Id` for a registered one, `package.module:function` for a callable
-that returns one. Box observations are flattened and Box actions rescaled from [-1, 1]; every other
-space is refused with advice on what to do."""
+that returns one. Box observations are flattened and Box actions rescaled from [-1, 1]; of the Dict
+observations those with a goal are supported; every other space is refused with advice on what to
+do."""
 
+import contextlib
 import difflib
 import importlib
+import importlib.util
+import io
+import sys
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ace.envs.api import EnvError, EnvSpec, Number, StepResult, TaskError, rescale_action
+from ace.envs import foreign
+from ace.envs.api import EnvError, EnvSpec, Goal, Number, StepResult, TaskError, rescale_action
 from ace.envs.explain import explain, import_module
 
 INSTALL = "gym tasks need the package gymnasium; install it"
 RESET_GIVES = "(observation, info)"
 STEP_GIVES = "(observation, reward, terminated, truncated, info)"
+PARTS = ("observation", "achieved_goal", "desired_goal")  # of observations with a goal, in order
+ROBOTICS = "gymnasium_robotics"  # its ids are known to gymnasium only after it was imported
 
 
 class GymEnv:
@@ -23,16 +32,17 @@ class GymEnv:
         self._env = env
         # gymnasium takes a seed at reset, so this one is kept until the first reset.
         self._first_seed: int | None = seed
-        obs_size = _obs_size(task, env.observation_space)
+        self._parts = _part_sizes(task, env.observation_space)
         self._low, self._high = _action_bounds(task, env.action_space)
         self._action_shape = env.action_space.shape
         self._action_dtype = env.action_space.dtype
         self._numbers = _numbers(task, env)
         self.spec = EnvSpec(
             task,
-            obs_size,
+            sum(self._parts.values()),
             self._low.size,
             _max_episode_steps(env),
+            goal=_goal(task, env, self._parts),
             numbers=tuple(Number(name, over) for name, over in self._numbers.items()),
             action_bounds=(tuple(self._low.tolist()), tuple(self._high.tolist())),
         )
@@ -45,7 +55,7 @@ class GymEnv:
         # An array of two entries would unpack into two values.
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], dict)):
             raise EnvError(f"reset returned {_kind(given)}; it must return {RESET_GIVES}")
-        return _flatten(given[0])
+        return self._flatten(given[0])
 
     def step(self, action: np.ndarray) -> StepResult:
         """Apply one action."""
@@ -57,7 +67,7 @@ class GymEnv:
         obs, reward, terminated, truncated, info = given
         numbers = tuple(_number(info, name) for name in self._numbers) if self._numbers else ()
         reward = _float("the reward", reward)
-        return StepResult(_flatten(obs), reward, bool(terminated), bool(truncated), numbers)
+        return StepResult(self._flatten(obs), reward, bool(terminated), bool(truncated), numbers)
 
     def render(self, width: int = 320, height: int = 240) -> np.ndarray:
         """Draw with the environment's own renderer, sampled to the wanted size."""
@@ -74,6 +84,46 @@ class GymEnv:
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
+
+    def _flatten(self, obs: Any) -> np.ndarray:
+        if "" in self._parts:
+            return _flatten(obs)
+        flat = []
+        for name, size in self._parts.items():
+            if not isinstance(obs, dict) or name not in obs:
+                raise EnvError(f"the observation is {_kind(obs)}, which has no '{name}'; add it")
+            flat.append(_flatten(obs[name]))
+            if flat[-1].size != size:
+                raise EnvError(
+                    f"'{name}' of the observation has {flat[-1].size} entries, expected {size};"
+                    " return what observation_space declares"
+                )
+        return np.concatenate(flat)
+
+
+_judges: dict[str, Any] = {}  # for each task, an environment that computes rewards
+
+
+@dataclass(frozen=True)
+class ComputeReward:
+    """The rule of a task whose environment has `compute_reward`, which is written for NumPy."""
+
+    task: str
+
+    def __call__(self, xp: Any, achieved: Any, desired: Any) -> Any:
+        """Give rewards [...] for goals [..., G]."""
+        if self.task not in _judges:  # the rule was sent to another process
+            family, _, name = self.task.partition("/")
+            _ = make_env(name, 0) if family == "gym" else make_imported(self.task, 0)
+        judge = _judges[self.task]
+
+        def rewards(achieved: Any, desired: Any) -> Any:
+            return judge.compute_reward(achieved, desired, {})
+
+        # Many environments compute only goals [N, G].
+        goals = [xp.asarray(x).reshape(-1, x.shape[-1]) for x in (achieved, desired)]
+        found = rewards(*goals) if xp is np else foreign.call(xp, rewards, *goals)
+        return xp.asarray(found).reshape(achieved.shape[:-1])
 
 
 def make_env(name: str, seed: int, render: bool = False) -> GymEnv:
@@ -118,6 +168,8 @@ def check_id(name: str) -> None:
     try:
         if module:
             import_module(module, f"task 'gym/{name}'")
+        if plain_id not in gymnasium.registry:
+            _import_robotics()
         gymnasium.spec(plain_id)
     except gymnasium.error.Error as error:
         nearest = difflib.get_close_matches(plain_id, gymnasium.registry, n=1)
@@ -150,12 +202,43 @@ def _gymnasium() -> Any:
         raise TaskError(INSTALL) from error
 
 
+def _import_robotics() -> None:
+    if importlib.util.find_spec(ROBOTICS) and ROBOTICS not in sys.modules:
+        with contextlib.redirect_stderr(io.StringIO()):  # a note on rewards of other tasks
+            importlib.import_module(ROBOTICS)
+
+
+def _part_sizes(task: str, space: Any) -> dict[str, int]:
+    """The size of each part of an observation by its name; one without a name if it is flat."""
+    if type(space).__name__ != "Dict" or set(space.spaces) != set(PARTS):
+        return {"": _obs_size(task, space)}
+    return {name: _obs_size(task, space[name]) for name in PARTS}
+
+
+def _goal(task: str, env: Any, parts: dict[str, int]) -> Goal | None:
+    """Where the goal lies in observations that have one, if its reward can be computed."""
+    if "" in parts:
+        return None
+    judge = env
+    while not hasattr(judge, "compute_reward") and hasattr(judge, "env"):
+        judge = judge.env
+    _judges.setdefault(task, judge)
+    rule = _metadata(env, "goal_rule") or _metadata(getattr(env, "unwrapped", env), "goal_rule")
+    if rule is None:
+        if not hasattr(judge, "compute_reward"):
+            return None
+        rule = ComputeReward(task)
+    start, middle, end = np.cumsum([parts[name] for name in PARTS]).tolist()
+    return Goal(achieved=(start, middle), desired=(middle, end), error=None, rule=rule)
+
+
 def _obs_size(task: str, space: Any) -> int:
     kind = type(space).__name__
     if kind != "Box":
         raise TaskError(
-            f"task '{task}' has a {kind} observation space ({space}); only Box is supported:"
-            " wrap it with gymnasium.wrappers.FlattenObservation"
+            f"task '{task}' has a {kind} observation space ({space}); only Box is supported, and"
+            f" Dict with the Box spaces {', '.join(PARTS)}: wrap it with"
+            " gymnasium.wrappers.FlattenObservation"
         )
     if space.dtype == np.uint8 or len(space.shape) > 2:
         raise TaskError(
@@ -213,7 +296,7 @@ def _numbers(task: str, env: Any) -> dict[str, Any]:
     """What `metadata["numbers"]` of the environment or of its wrappers declares: name -> rule."""
     found = {}
     for holder in (getattr(env, "unwrapped", env), env):
-        declared = (getattr(holder, "metadata", None) or {}).get("numbers") or {}
+        declared = _metadata(holder, "numbers") or {}
         if not isinstance(declared, dict):
             raise TaskError(
                 f"task '{task}' has metadata['numbers'] = {declared!r}; write a dictionary, for"
@@ -221,6 +304,10 @@ def _numbers(task: str, env: Any) -> dict[str, Any]:
             )
         found |= declared
     return found
+
+
+def _metadata(env: Any, name: str) -> Any:
+    return (getattr(env, "metadata", None) or {}).get(name)
 
 
 def _number(info: Any, name: str) -> float:

@@ -150,13 +150,14 @@ class Point(ProbeEnv):
 
 
 def near(xp: Any, achieved: Any, desired: Any) -> Any:
-    """Reward 0 within 0.1 of the goal, -1 elsewhere."""
-    return xp.where(xp.abs(desired - achieved)[..., 0] < 0.1, 0.0, -1.0)
+    """Reward 0 within 0.1 of the goal along every axis, -1 elsewhere."""
+    return xp.where(xp.max(xp.abs(desired - achieved), axis=-1) < 0.1, 0.0, -1.0)
 
 
 class Reach(ProbeEnv):
     """The point again, rewarded only near a goal that every episode draws. Tests goals."""
 
+    axes = 1
     obs_size = 4  # position, velocity, goal, goal minus position
     length = 50
     numbers = (Number("success"), Number("near", "mean"))
@@ -164,14 +165,16 @@ class Reach(ProbeEnv):
 
     def first(self) -> np.ndarray:
         """Start at rest, with the goal somewhere else in [-1, 1]."""
-        position, goal = self.rng.uniform(-1, 1, 2).astype(np.float32)
-        return np.array([position, 0.0, goal, goal - position], np.float32)
+        position, goal = self.rng.uniform(-1, 1, (2, self.axes)).astype(np.float32)
+        return np.concatenate([position, np.zeros_like(goal), goal, goal - position])
 
     def advance(self, action: np.ndarray) -> tuple[float, bool, bool]:
         """Push the point; the reward follows from the goal by `near`."""
-        position, velocity = np.array(_push(self.state[:2], action[0]), np.float32)
-        goal = self.state[2]
-        self.state = np.array([position, velocity, goal, goal - position], np.float32)
+        position, velocity, goal, _ = self.state.reshape(4, -1)
+        axes = zip(position, velocity, action, strict=True)
+        pushed = np.array([_push(np.array([p, v]), a) for p, v, a in axes], np.float32)
+        position, velocity = pushed.T
+        self.state = np.concatenate([position, velocity, goal, goal - position])
         return self._reward(), False, self.count == self.length
 
     def measure(self) -> tuple[float, ...]:
@@ -179,7 +182,17 @@ class Reach(ProbeEnv):
         return (self._reward() + 1.0,) * 2
 
     def _reward(self) -> float:
-        return float(near(np, self.state[0:1], self.state[2:3]))
+        position, _, goal, _ = self.state.reshape(4, -1)
+        return float(near(np, position, goal))
+
+
+class Plane(Reach):
+    """The same in a plane, where chance hardly ever finds the goal. Tests hindsight."""
+
+    axes = 2
+    obs_size = 8
+    action_size = 2
+    goal = Goal(achieved=(0, 2), desired=(4, 6), error=(6, 8), rule=near)
 
 
 class Long(ProbeEnv):
@@ -219,6 +232,7 @@ PROBES: dict[str, type[ProbeEnv]] = {
     "point": Point,
     "long": Long,
     "reach": Reach,
+    "plane": Plane,
 }
 
 

@@ -1,5 +1,7 @@
-"""Replay on the device, for one lane: a ring of steps and a tree of their priorities."""
+"""Replay on the device, for one lane: a ring of steps, a tree of their priorities, and
+hindsight for tasks with goals."""
 
+from ace.replay.hindsight import Hindsight
 from ace.replay.ring import (
     Replay,
     add,
@@ -13,6 +15,7 @@ from ace.replay.ring import (
 from ace.replay.tree import Tree, build_tree, draw_leaves, largest, set_leaves, total
 
 __all__ = [
+    "Hindsight",
     "Replay",
     "Tree",
     "add",

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ace.method.types import Batch, Transition
+from ace.replay.hindsight import Hindsight, look_back, steps_left
 from ace.replay.tree import Tree, build_tree, draw_leaves, largest, set_leaves, total
 from ace.settings.config import ReplayConfig
 
@@ -29,9 +30,12 @@ class Replay(NamedTuple):
     cursor: jax.Array  # slot of the observation to act on next
     length: jax.Array  # steps of the running episode
     stored: jax.Array  # slots in use
+    hindsight: Hindsight | None = None  # how segments get other goals; None: they never do
 
 
-def init(capacity: int, obs: jax.Array, action_size: int) -> Replay:
+def init(
+    capacity: int, obs: jax.Array, action_size: int, hindsight: Hindsight | None = None
+) -> Replay:
     """An empty replay that holds the first observation of the run."""
     zeros = jnp.zeros
     empty = jax.eval_shape(build_tree, jax.ShapeDtypeStruct((capacity,), jnp.float32))
@@ -45,6 +49,7 @@ def init(capacity: int, obs: jax.Array, action_size: int) -> Replay:
         cursor=zeros((), jnp.int32),
         length=zeros((), jnp.int32),
         stored=jnp.ones((), jnp.int32),
+        hindsight=hindsight,
     )
 
 
@@ -87,6 +92,7 @@ def add(replay: Replay, step: Transition, horizon: int) -> Replay:
         cursor=cursor,
         length=jnp.where(step.done, 0, length),
         stored=jnp.minimum(replay.stored + 1 + step.done, capacity),
+        hindsight=replay.hindsight,
     )
 
 
@@ -112,11 +118,13 @@ def drop(replay: Replay, dropped: jax.Array) -> Replay:
         cursor=jnp.where(dropped, begin, replay.cursor),
         length=jnp.where(dropped, 0, replay.length),
         stored=replay.stored - jnp.where(dropped, jnp.minimum(replay.length, capacity - 1), 0),
+        hindsight=replay.hindsight,
     )
 
 
 def sample(replay: Replay, config: ReplayConfig, key: jax.Array, batch: int, horizon: int) -> Batch:
-    """Draw segments by priority, with importance weights (3.1)."""
+    """Draw segments by priority, with importance weights (3.1), and a share of them with goals that
+    were reached later (3.10)."""
     start = draw_leaves(replay.tree, jax.random.uniform(key, (batch,)))
     probability = replay.tree.sums[0][start] / total(replay.tree)
     weight = (replay.stored * jnp.maximum(probability, 1e-30)) ** -config.importance_power
@@ -130,7 +138,7 @@ def sample(replay: Replay, config: ReplayConfig, key: jax.Array, batch: int, hor
     slots = (start + jnp.minimum(offsets, first_end)) % capacity
     mask = (~passed[:-1]).astype(jnp.float32)
     steps = slots[:-1]
-    return Batch(
+    found = Batch(
         obs=replay.obs[slots],
         action=replay.action[steps] * mask[..., None],
         reward=replay.reward[steps] * mask,
@@ -139,6 +147,10 @@ def sample(replay: Replay, config: ReplayConfig, key: jax.Array, batch: int, hor
         weight=weight,
         index=start,
     )
+    if replay.hindsight is None:
+        return found
+    left = steps_left(replay.final, start, replay.cursor)
+    return look_back(replay.hindsight, found, replay.obs, left, config.hindsight, key)
 
 
 def set_priorities(

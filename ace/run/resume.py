@@ -156,7 +156,7 @@ class Keeper:
         counters = {name: np.array(tree[name]) for name in ("cursor", "length", "stored")}
         notes += self._rejoin(collector, store, counters, tree["pending"])
         parts: dict[str, Any] = store | counters | {"tree": tree["tree"]}
-        ring = replay.Replay(**parts)
+        ring = replay.Replay(**parts, hindsight=self.program.hindsight)
         metrics = [tree["metrics"][name] for name in self._names]
         return (
             self.program.pack(RunState(tree["learner"], tree["memory"], ring)),
