@@ -5,10 +5,15 @@ moves their arrays; no other code looks inside an agent, so its parameters may h
 shapes. A new one is a file that makes an `Agent` and registers it (docs/extend.md).
 """
 
-from ace.agents import ace, sac
+from ace.agents import ace, sac, tdmpc, variants
 from ace.agents.contract import AGENTS, Agent, register
 
 __all__ = ["AGENTS", "Agent", "register"]
 
 register("ace", ace.AGENT)
+for _name, _agent in variants.make(ace.AGENT).items():
+    register(_name, _agent)
 register("sac", sac.AGENT)
+register("redq", sac.REDQ)
+register("srsac", sac.SRSAC)
+register("tdmpc", tdmpc.AGENT)

@@ -8,9 +8,9 @@ import numpy as np
 
 from ace import replay
 from ace.agents.contract import Agent
-from ace.method import learner, model, score
+from ace.method import learner, losses, model, score
 from ace.method.model import cast
-from ace.method.types import Lane, LearnerState, Metrics, Params
+from ace.method.types import Batch, Lane, LearnerState, Metrics, Params
 from ace.planners import PLANNERS, Context, Planner
 from ace.settings import keys
 from ace.settings.config import Config
@@ -84,7 +84,10 @@ def act(
             )
         return score.value(config, params, ends, horizon, end_eps[call])
 
-    context = Context(first, horizon, agent_step, lane.action_mask, lane.constants)
+    def policy() -> jax.Array:
+        return model.policy(params, z)
+
+    context = Context(first, horizon, agent_step, lane.action_mask, lane.constants, policy)
     action, plan = planner.plan(config, rate, proposals, memory.plan, context, plan_key, train)
     belief = memory.belief
     if config.parity.carry_belief:
@@ -106,11 +109,24 @@ def act_policy(lane: Lane, acting: Params, obs: jax.Array) -> jax.Array:
     return model.policy(params, z) * lane.action_mask
 
 
-def value(lane: Lane, acting: Params, obs: jax.Array) -> jax.Array:
-    """What the critics expect from an observation [..., O], if the policy acts: [...]."""
+def value(lane: Lane, acting: Params, obs: jax.Array, action: jax.Array) -> jax.Array:
+    """What the smaller critic expects from observations [..., O] and actions [..., A]: [...]."""
     params = cast(lane.config, acting["params"])
     z = model.encode(params, model.normalise(lane.config, acting["stats"], obs))
-    return model.smaller(model.value(params, z, model.policy(params, z)))
+    return model.smaller(model.value(params, z, action))
+
+
+def prediction_error(lane: Lane, acting: Params, obs: jax.Array, action: jax.Array) -> jax.Array:
+    """The similarity loss of segments, obs [N, H+1, O] and action [N, H, A]: rolled out with the
+    statistics of their own batch, against the online encoder; summed over H, mean over N."""
+    params = cast(lane.config, acting["params"])
+    obs = model.normalise(lane.config, acting["stats"], obs.swapaxes(0, 1))
+    action = action.swapaxes(0, 1)
+    each = jnp.ones(action.shape[:2])  # every step counts, and counts alike
+    z, _, _ = learner.rollout(params, Batch(obs, action, each, each, each, each[0], each[0]))
+    target = model.encode(params, obs)[1:]
+    prediction, _ = model.predict_train(params, z[1:].reshape(-1, z.shape[-1]))
+    return losses.similarity(prediction.reshape(target.shape), target, each).mean()
 
 
 def update(
@@ -180,6 +196,7 @@ AGENT = Agent(
     ),
     act_policy=act_policy,
     value=value,
+    prediction_error=prediction_error,
     plays=("agent", "policy"),
     memory=memory,
     segment=lambda config: config.plan.horizon,

@@ -55,9 +55,12 @@ class Agent:
     among them, is also shown on the console."""
     act_policy: Callable[[Lane, Acting, jax.Array], jax.Array] | None = None
     """(lane, acting, obs [..., O]): actions of the policy alone, without noise or planning."""
-    value: Callable[[Lane, Acting, jax.Array], jax.Array] | None = None
-    """(lane, acting, obs [..., O]): the discounted return that the critics expect from there on; an
-    evaluation compares it with what its episodes return."""
+    value: Callable[[Lane, Acting, jax.Array, jax.Array], jax.Array] | None = None
+    """(lane, acting, obs [..., O], action [..., A]): the discounted return that the critics expect;
+    an evaluation compares it with what its episodes return."""
+    prediction_error: Callable[[Lane, Acting, jax.Array, jax.Array], jax.Array] | None = None
+    """(lane, acting, obs [N, H+1, O], action [N, H, A]): how far the model's H-step predictions are
+    from what was observed, summed over the steps and averaged over N segments: a number."""
     plays: tuple[Literal["agent", "policy"], ...] = ("agent",)
     """What an evaluation plays: `act`, `act_policy`, or both; the first is recorded as `return`."""
     memory: Callable[[Config, int], Memory] = _nothing
@@ -78,6 +81,18 @@ class Agent:
     A run that changes another one is refused."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Common settings that have another default for this agent: {"learn.batch": 256}."""
+    task_defaults: Callable[[str], Mapping[str, Any]] = lambda task: {}
+    """(task): the same for one task, which come after `defaults`: {"action_repeat": 8}."""
+    variant_of: str = ""
+    """The agent whose functions these are, with other settings: a suite may train both in one
+    program."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Common settings that make it a variant. Unlike `defaults` they win over task and preset; the
+    user's win over them."""
+
+    def defaults_of(self, task: str) -> Mapping[str, Any]:
+        """All defaults of the agent for a task."""
+        return {**self.defaults, **self.task_defaults(task)}
 
 
 AGENTS: dict[str, Agent] = {}
@@ -85,6 +100,6 @@ AGENTS: dict[str, Agent] = {}
 
 def register(name: str, agent: Agent) -> None:
     """Register an agent under a name: `ace train TASK --agent NAME`."""
-    if not name.isidentifier():
-        raise ValueError(f"agent name {name!r} must be letters, digits and _")
+    if not name.replace("-", "_").isidentifier() or name.startswith("-"):
+        raise ValueError(f"agent name {name!r} must be letters, digits, _ and -")
     AGENTS[name] = agent

@@ -103,6 +103,8 @@ def update(
     )
 
     model_params, policy_params = split(state.params)
+    running = {"external": batch.reward, "novelty": weight * novelty, "joint": joint}
+    batch = batch._replace(reward=running[config.plan.running_reward])  # of plans (D10)
     grads, aux = jax.grad(model_loss, has_aux=True)(
         model_params, config, batch, latents.target, jax.lax.stop_gradient(y)
     )

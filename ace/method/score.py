@@ -71,8 +71,10 @@ def value(
 ) -> jax.Array:
     """phi = sum_{t<h} gamma^t r(z_t, a_t, b_t) + gamma^h Q(z_h, pi(z_h)): [N] (2.1).
 
-    `eps` [N, A] is the noise of the policy at the end.
+    `eps` [N, A] is the noise of the policy at the end. Without a terminal value the sum alone.
     """
+    if not config.plan.terminal_value:
+        return ends.rewards
     q = terminal_value(config, params, ends.latent, eps)
     return ends.rewards + config.learn.discount**horizon * q
 

@@ -17,6 +17,7 @@ class Lane(NamedTuple):
     config: Config
     action_mask: jax.Array  # [A] 1 for real action dimensions, 0 for padding
     constants: Any  # result of `Agent.constants`, made once on the host
+    obs_mask: Any = None  # [O] the same for observations
 
 
 class Transition(NamedTuple):

@@ -5,10 +5,11 @@ that a policy proposes. A new one is a file that makes a `Planner` and registers
 (docs/extend.md).
 """
 
-from ace.planners import cem, icem
+from ace.planners import cem, icem, policy
 from ace.planners.contract import PLANNERS, Context, Planner, Score, register
 
 __all__ = ["PLANNERS", "Context", "Planner", "Score", "register"]
 
 register("icem", icem.PLANNER)
 register("cem", cem.PLANNER)
+register("policy", policy.PLANNER)

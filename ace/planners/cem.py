@@ -46,7 +46,7 @@ def plan(
     floor = p.std_ramp.at(p.min_std, x.agent_step, config.seed_steps)
     fraction = p.policy_ramp.at(p.policy_fraction, x.agent_step, config.seed_steps)
     noise, act_noise, pick = draw_noise(x, key, [n] * p.iterations)
-    mean = jnp.where(x.first, 0.0, shift(memory, x.horizon))
+    mean = jnp.where(x.first, 0.0, shift(memory, x.horizon, p.mean_tail))
     std = jnp.full_like(mean, jnp.clip(INIT_STD, floor, p.max_std))
     allowed = jnp.arange(n + m) < n + jnp.floor(fraction * n)
 

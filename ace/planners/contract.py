@@ -22,6 +22,9 @@ class Context(NamedTuple):
     agent_step: jax.Array  # for schedules
     mask: jax.Array  # [A] real action dimensions
     constants: Any  # result of `Planner.constants`
+    policy: Callable[[], jax.Array] | None = None
+    """What the policy would do now, without noise: [A]. A function, so that planners that do not
+    ask pay nothing; None if the agent has no policy."""
 
 
 class Planner(NamedTuple):

@@ -77,7 +77,7 @@ def plan(
     std_floor = p.std_ramp.at(p.min_std, x.agent_step, config.seed_steps)
     policy_fraction = p.policy_ramp.at(p.policy_fraction, x.agent_step, config.seed_steps)
     colored_noise, act_noise, pick = draw_noise(x, key, [*(n for n, _ in counts), reuse])
-    mean = jnp.where(x.first, 0.0, shift(memory.mean, x.horizon))
+    mean = jnp.where(x.first, 0.0, shift(memory.mean, x.horizon, p.mean_tail))
     std = jnp.full_like(mean, p.init_std)
     elites = shift(memory.elites, x.horizon)
     if parity.elite_tail == "sample" and reuse:

@@ -10,10 +10,13 @@ from ace.planners.contract import Context
 from ace.settings.config import Config
 
 
-def shift(sequence: jax.Array, horizon: jax.Array) -> jax.Array:
-    """A sequence one step later in time, the last step of the working horizon repeated."""
-    rows = jnp.minimum(jnp.arange(sequence.shape[0]) + 1, jnp.maximum(horizon - 1, 0))
-    return sequence[rows]
+def shift(sequence: jax.Array, horizon: jax.Array, tail: str = "repeat") -> jax.Array:
+    """A sequence one step later in time, the last step of the working horizon repeated or zero."""
+    t, last = jnp.arange(sequence.shape[0]), jnp.maximum(horizon - 1, 0)
+    moved = sequence[jnp.minimum(t + 1, last)]
+    if tail == "zero":
+        moved = jnp.where((t < last).reshape(-1, *[1] * (moved.ndim - 1)), moved, 0.0)
+    return moved
 
 
 def draw_noise(x: Context, key: jax.Array, counts: list[int]):

@@ -165,6 +165,16 @@ def test_the_mean_is_shifted_within_the_working_horizon() -> None:
         np.testing.assert_allclose(watch(config, memory, x)[1], memory[np.array(rows)], rtol=1e-6)
 
 
+def test_the_shifted_mean_may_end_in_zero() -> None:
+    config = replace(SMALL, {"plan.momentum": 1.0, "plan.mean_tail": "zero"})
+    memory = np.array(proposed(1, seed=3)[:, 0])
+    for horizon, rows in ((4, [1, 2, 3]), (2, [1]), (1, [])):
+        x = context(config, first=False, horizon=jnp.int32(horizon))
+        mean = watch(config, jnp.asarray(memory), x)[1][:horizon]
+        np.testing.assert_allclose(mean[:-1], memory[np.array(rows, int)], rtol=1e-6)
+        np.testing.assert_array_equal(mean[-1], 0.0)
+
+
 def test_values_that_are_not_finite_never_win() -> None:
     def spoiled(actions):
         return jnp.where(actions[0, :, 0] > 0, jnp.nan, quadratic(actions))

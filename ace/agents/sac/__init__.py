@@ -1,0 +1,324 @@
+"""Soft actor-critic and two methods that are settings of it. No model, no planner, no memory: it
+learns from single transitions, with an ensemble of critics, a squashed Gaussian policy and a
+temperature that holds the policy's entropy at a target (https://arxiv.org/abs/1812.05905). REDQ has
+more critics, a random few of them in the target (https://arxiv.org/abs/2101.05982); SR-SAC makes
+more updates and begins anew after many of them (https://openreview.net/forum?id=OpC-9aBBVJe).
+Networks and settings are those of public runs: denisyarats/pytorch_sac, watchernyu/REDQ and
+proceduralia/high_replay_ratio_continuous_control (docs/agents.md). All compute in float32;
+`precision` sets only that of the matrix products."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ace import replay
+from ace.agents.contract import Agent, Sizes
+from ace.agents.sac.config import RedqConfig, SacConfig, SrsacConfig, check
+from ace.agents.sac.networks import anew, gaussian, new, pad, smallest, squashed, value
+from ace.method.learner import adam, choose, optimise
+from ace.method.model import action_normal
+from ace.method.types import Batch, Lane, Metrics, Params
+from ace.settings import keys
+from ace.settings.config import Config
+
+PARTS = ("critics", "policy", "temperature")  # each with an optimiser of its own
+POLICY_METRICS = ("policy_loss", "temperature_loss", "entropy", "policy_grad_norm")
+
+
+class SacState(NamedTuple):
+    """All that learning changes."""
+
+    params: Params  # critics [N, ...], policy, logarithm of the temperature
+    target: Params  # moving average of the critics
+    opt: tuple[Any, ...]  # in the order of PARTS
+    update_step: jax.Array
+    skipped: jax.Array  # updates left out because a gradient was not finite
+
+
+def init(config: Config, seed: int, sizes: Sizes) -> SacState:
+    """A fresh agent."""
+    check(config.own)
+    params = new(config, seed, sizes)
+
+    def zeros(name: str) -> Any:
+        empty = jax.eval_shape(adam(config.learn).init, {name: params[name]})
+        return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), empty)
+
+    none: Any = np.zeros((), np.int32)
+    target = {"critics": params["critics"]}
+    return SacState(params, target, tuple(zeros(name) for name in PARTS), none, none)
+
+
+def reset(lane: Lane, state: SacState, active: jax.Array) -> SacState:
+    """A fresh agent if `reset_every` updates were made since the last one; the counters go on."""
+    every = lane.config.own.reset_every
+    due = active & (state.update_step > 0) & (state.update_step % every == 0)
+
+    def fresh(before: tuple) -> tuple:
+        count, _, _, opt = before
+        params = anew(lane, count)
+        # The count changes, or XLA would draw the parameters before the loop, in every update.
+        return count + 1, params, {"critics": params["critics"]}, jax.tree.map(jnp.zeros_like, opt)
+
+    before = state.update_step // every, state.params, state.target, state.opt
+    _, params, target, opt = only_if(due, fresh, before)
+    return state._replace(params=params, target=target, opt=opt)
+
+
+def only_if(turn: jax.Array, change: Callable[[Any], Any], tree: Any) -> Any:
+    """`change(tree)` where it is a lane's turn, else the tree, at the cost of the change only in
+    updates where it is some lane's turn: a `cond` under `vmap` always computes both sides, a loop
+    ends when no lane goes on."""
+
+    def go(carry: tuple) -> tuple:
+        return jnp.zeros_like(turn), change(carry[1])
+
+    return jax.lax.while_loop(lambda carry: carry[0], go, (turn, tree))[1]
+
+
+def act(
+    lane: Lane,
+    acting: Params,
+    memory: tuple,
+    obs: jax.Array,
+    first: jax.Array,
+    agent_step: jax.Array,
+    key: jax.Array,
+    train: bool,
+) -> tuple[jax.Array, tuple]:
+    """A sample of the policy in training, its mean in evaluation."""
+    mean, log_std = gaussian(lane.config.own, acting["policy"], obs)
+    eps = action_normal(key, (), lane.action_mask) if train else jnp.zeros_like(mean)
+    return squashed(mean, log_std, eps, lane.action_mask)[0], memory
+
+
+def act_policy(lane: Lane, acting: Params, obs: jax.Array) -> jax.Array:
+    """The policy's mean action for an observation [..., O]."""
+    return jnp.tanh(gaussian(lane.config.own, acting["policy"], obs)[0]) * lane.action_mask
+
+
+def update(
+    lane: Lane, state: SacState, store: replay.Replay, agent_step: jax.Array, active: jax.Array
+) -> tuple[SacState, replay.Replay, Metrics]:
+    """Begin anew if it is time, sample, learn, write priorities; a lane that is not active or has
+    no data stays as it is."""
+    c, own = lane.config, lane.config.own
+    active = active & (replay.total(store.tree) > 0)
+    if own.reset_every:
+        state = reset(lane, state, active)
+    key = keys.key(lane.seed, "update", state.update_step)
+    batch = replay.sample(store, c.replay, jax.random.fold_in(key, 0), c.learn.batch, 1)
+    eps = action_normal(jax.random.fold_in(key, 1), (2, c.learn.batch), lane.action_mask)
+    chosen = None
+    if own.target_critics < own.critics:
+        order = jax.random.permutation(jax.random.fold_in(key, 2), own.critics)
+        chosen = order[: own.target_critics]
+    state, error, metrics = learn(lane, state, batch, eps, active, chosen)
+    # All priorities stay 1, and sampling uniform, unless `replay.priority_power` is raised.
+    store = replay.set_priorities(store, c.replay, batch.index, error, active, batch.weight)
+    return state, store, metrics
+
+
+class Improved(NamedTuple):
+    """What an update of the policy changes, and what it tells."""
+
+    params: Params  # policy and temperature
+    opt: tuple[Any, ...]  # of both
+    metrics: Metrics
+    finite: jax.Array
+
+
+def learn(
+    lane: Lane,
+    state: SacState,
+    batch: Batch,
+    eps: jax.Array,
+    active: jax.Array,
+    chosen: jax.Array | None = None,
+) -> tuple[SacState, jax.Array, Metrics]:
+    """One gradient step of the critics, then of the policy through them and of the temperature, if
+    it is their turn; also the critics' errors [B]. eps [2, B, A] are the draws for the next actions
+    and for these, `chosen` the critics in the target, all if None.
+
+    If the critics' gradient is not finite, only the counters change; if the policy's or the
+    temperature's is not, that part stays unchanged.
+    """
+    own, rates = lane.config.own, lane.config.learn
+    alpha = jnp.exp(state.params["temperature"]["log"])
+    weight = batch.weight * batch.mask[0]
+    y = target_of(lane, state, batch, eps[0], chosen)
+
+    def critic_loss(part: Params) -> tuple[jax.Array, tuple]:
+        q = value(part["critics"], batch.obs[0], batch.action[0])
+        return jnp.mean(weight * jnp.square(q - y).sum(0)), (q.mean(), jnp.abs(q - y).mean(0))
+
+    part = {"critics": state.params["critics"]}
+    (q_loss, (q, error)), grads = jax.value_and_grad(critic_loss, has_aux=True)(part)
+    new, q_opt, norm, moved = optimise(
+        rates, rates.learning_rate, grads, state.opt[0], part, active
+    )
+
+    turn = moved & ((state.update_step + 1) % own.policy_delay == 0)
+    missing: Metrics = {name: jnp.full((), jnp.nan) for name in POLICY_METRICS}
+    rest = {name: state.params[name] for name in PARTS[1:]}
+    before = Improved(rest, state.opt[1:], missing, jnp.array(True))
+    climb = functools.partial(improve, lane, new, batch, eps[1], turn)
+    after = climb(before) if own.policy_delay == 1 else only_if(turn, climb, before)
+
+    copy = moved & (state.update_step % rates.target_period == 0)
+    keep = rates.target_momentum
+    target = jax.tree.map(lambda t, p: keep * t + (1 - keep) * p, state.target, new)
+    resets = state.update_step // own.reset_every if own.reset_every else jnp.zeros(())
+    left_out = (active & ~jnp.isfinite(norm)) | (turn & ~after.finite)
+    metrics = {
+        "critic_loss": q_loss,
+        "q": q,
+        "target": y.mean(),
+        "temperature": alpha,
+        "grad_norm": norm,
+        "skipped_updates": state.skipped.astype(jnp.float32),
+        "resets": resets.astype(jnp.float32),
+        **after.metrics,
+    }
+    state = SacState(
+        params=new | after.params,
+        target=choose(copy, target, state.target),
+        opt=(q_opt, *after.opt),
+        update_step=state.update_step + active,
+        skipped=state.skipped + left_out,
+    )
+    return state, error, metrics
+
+
+def target_of(
+    lane: Lane, state: SacState, batch: Batch, eps: jax.Array, chosen: jax.Array | None
+) -> jax.Array:
+    """Soft value targets [B]: the smallest of the chosen target critics at a fresh next action."""
+    next_obs, policy = batch.obs[1], gaussian(lane.config.own, state.params["policy"], batch.obs[1])
+    action, log = squashed(*policy, eps, lane.action_mask)
+    critics = state.target["critics"]
+    if chosen is not None:
+        critics = jax.tree.map(lambda x: jnp.asarray(x)[chosen], critics)
+    alpha = jnp.exp(state.params["temperature"]["log"])
+    soft = smallest(value(critics, next_obs, action)) - alpha * log
+    return batch.reward[0] + lane.config.learn.discount * batch.continues[0] * soft
+
+
+def improve(
+    lane: Lane, critics: Params, batch: Batch, eps: jax.Array, turn: jax.Array, before: Improved
+) -> Improved:
+    """One gradient step of the policy through the new critics, then of the temperature."""
+    own, rates, mask = lane.config.own, lane.config.learn, lane.action_mask
+    alpha = jnp.exp(before.params["temperature"]["log"])
+    pick = smallest if own.policy_value == "min" else functools.partial(jnp.mean, axis=0)
+
+    def policy_loss(part: Params) -> tuple[jax.Array, jax.Array]:
+        action, log = squashed(*gaussian(own, part["policy"], batch.obs[0]), eps, mask)
+        q = pick(value(critics["critics"], batch.obs[0], action))
+        return jnp.mean(batch.mask[0] * (alpha * log - q)), log
+
+    def temperature_loss(part: Params) -> jax.Array:
+        target = own.target_entropy * mask.sum()
+        return jnp.exp(part["temperature"]["log"]) * jnp.mean(-log - target)
+
+    policy, temperature = ({name: before.params[name]} for name in PARTS[1:])
+    (pi_loss, log), grads = jax.value_and_grad(policy_loss, has_aux=True)(policy)
+    rate = rates.policy_learning_rate
+    policy, pi_opt, pi_norm, _ = optimise(rates, rate, grads, before.opt[0], policy, turn)
+    a_loss, grads = jax.value_and_grad(temperature_loss)(temperature)
+    rate = own.temperature_learning_rate
+    temperature, a_opt, a_norm, _ = optimise(rates, rate, grads, before.opt[1], temperature, turn)
+    numbers = (pi_loss, a_loss, -log.mean(), pi_norm)
+    return Improved(
+        policy | temperature,
+        (pi_opt, a_opt),
+        dict(zip(POLICY_METRICS, numbers, strict=True)),
+        jnp.isfinite(pi_norm) & jnp.isfinite(a_norm),
+    )
+
+
+def footprint(config: Config, sizes: Sizes) -> dict[str, int]:
+    """Bytes that a lane needs at least."""
+    obs, action = sizes
+    width, batch, count = config.net.mlp, config.learn.batch, config.own.critics
+    critics = count * width * (obs + action + width + 1)
+    policy = width * (obs + width + 2 * action)
+    return {
+        "the networks with their optimiser (net.mlp)": 4 * (4 * critics + 3 * policy),
+        "the activations of an update (learn.batch, net.mlp)": 4 * batch * count * 6 * width,
+        "the replayed transitions of an update (learn.batch)": 4 * batch * (2 * obs + action),
+    }
+
+
+METRICS = (
+    "critic_loss",
+    "policy_loss",
+    "temperature_loss",
+    "q",
+    "target",
+    "entropy",
+    "temperature",
+    "grad_norm",
+    "policy_grad_norm",
+    "skipped_updates",
+)
+
+
+def agent(own: type[SacConfig], defaults: Mapping[str, Any], *more: str) -> Agent:
+    """An agent of this file, of its own settings, defaults of the common ones, and more metrics."""
+    shared = {  # no clipping, uniform replay
+        "precision": "f32",
+        "learn.grad_clip": 1e9,
+        "learn.target_momentum": 0.995,
+        "replay.priority_power": 0.0,
+        "replay.importance_power": 0.0,
+    }
+    return Agent(
+        init=init,
+        pad=pad,
+        act=act,
+        update=update,
+        metrics=(*METRICS, *more),
+        act_policy=act_policy,
+        plays=("policy",),
+        acting_part=lambda state: {"policy": state.params["policy"]},
+        footprint=footprint,
+        settings=own,
+        sections=(
+            "net.mlp",
+            *(f"learn.{name}" for name in ("batch", "discount", "updates_per_step", "update_mode")),
+            *(f"learn.{name}" for name in ("learning_rate", "policy_learning_rate", "grad_clip")),
+            *(f"learn.{name}" for name in ("beta1", "beta2", "weight_decay", "seed_updates")),
+            *(f"learn.{name}" for name in ("target_momentum", "target_period")),
+            "replay",
+        ),
+        defaults={**shared, **defaults},
+    )
+
+
+AGENT = agent(
+    SacConfig,
+    {
+        "net.mlp": 1024,
+        "learn.batch": 1024,
+        "learn.learning_rate": 1e-4,
+        "learn.policy_learning_rate": 1e-4,
+        "learn.target_period": 2,
+    },
+)
+_MANY_UPDATES = {  # of REDQ and SR-SAC
+    "net.mlp": 256,
+    "learn.batch": 256,
+    "learn.learning_rate": 3e-4,
+    "learn.policy_learning_rate": 3e-4,
+    "learn.target_period": 1,
+    "learn.seed_updates": 0.0,
+}
+REDQ = agent(RedqConfig, _MANY_UPDATES | {"learn.updates_per_step": 20})
+SRSAC = agent(
+    SrsacConfig, _MANY_UPDATES | {"seed_steps": 10_000, "learn.updates_per_step": 16}, "resets"
+)

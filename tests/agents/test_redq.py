@@ -1,0 +1,214 @@
+"""REDQ against hand-worked numbers: the subset in the target by counting, the mean critic and the
+delayed policy by the NumPy twin of SAC's tests."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ace.agents import AGENTS, sac
+from ace.agents.sac import RedqConfig, SacState
+from ace.engine.lanes import stack
+from ace.settings.config import Config, ConfigError, replace
+from tests.agents.test_sac import ACTION, OBS, SIZES, Flat, Twin, filled, lane_of, random_batch
+from tests.run.helpers import leaves
+
+CRITICS, DELAY = 4, 3
+SMALL = replace(
+    Config(own=RedqConfig()),
+    dict(sac.REDQ.defaults)
+    | {
+        "net.mlp": 4,
+        "learn.batch": 5,
+        "learn.discount": 0.9,
+        "learn.learning_rate": 0.01,
+        "learn.policy_learning_rate": 0.02,
+        "learn.target_momentum": 0.8,
+        "own.temperature_learning_rate": 0.03,
+        "own.critics": CRITICS,
+        "own.policy_delay": DELAY,
+    },
+)
+update = jax.jit(sac.update)
+POLICY = ("policy_loss", "temperature_loss", "entropy", "policy_grad_norm")
+
+
+def fresh(config: Config = SMALL, seed: int = 0) -> SacState:
+    return sac.init(config, seed, SIZES)
+
+
+class Ensemble(Twin):
+    """The twin with any number of critics, a subset in the target, the mean for the policy, and a
+    policy that waits."""
+
+    made = 0
+
+    def step_of(self, batch: Any, eps: np.ndarray, chosen: list[int]) -> dict[str, float]:
+        obs, next_obs, taken = batch.obs[0], batch.obs[1], batch.action[0]
+        alpha = float(np.exp(self.params["['temperature']['log']"]))
+        action, log = self.sample(self.params, next_obs, eps[0])
+        ahead = np.min([self.q(self.target, k, next_obs, action) for k in chosen], 0)
+        y = batch.reward[0] + 0.9 * batch.continues[0] * (ahead - alpha * log)
+
+        def critic_loss(params: Flat) -> float:
+            q = np.stack([self.q(params, k, obs, taken) for k in range(CRITICS)])
+            return float(np.mean(batch.weight * np.sum((q - y) ** 2, 0)))
+
+        def policy_loss(params: Flat) -> float:
+            action, log = self.sample(params, obs, eps[1])
+            q = sum(self.q(params, k, obs, action) for k in range(CRITICS)) / CRITICS
+            return float(np.mean(alpha * log - q))
+
+        def temperature_loss(params: Flat) -> float:
+            wanted = self.c.own.target_entropy * ACTION
+            return float(np.exp(params["['temperature']['log']"]) * np.mean(-log - wanted))
+
+        self.made += 1
+        found = {"target": float(y.mean()), "critic_loss": critic_loss(self.params)}
+        self.count = self.made
+        self.adam("critics", critic_loss, 0.01)
+        if self.made % DELAY == 0:
+            _, log = self.sample(self.params, obs, eps[1])
+            found |= {"policy_loss": policy_loss(self.params), "entropy": float(-log.mean())}
+            self.count = self.made // DELAY
+            self.adam("policy", policy_loss, 0.02)
+            self.adam("temperature", temperature_loss, 0.03)
+        for name, old in self.target.items():
+            self.target[name] = 0.8 * old + 0.2 * self.params[name]
+        return found
+
+    def sample(self, params: Flat, obs: np.ndarray, eps: np.ndarray):
+        def p(layer: str, leaf: str = "w") -> np.ndarray:
+            return params[f"['policy']['{layer}']['{leaf}']"]
+
+        x = np.maximum(obs @ p("in") + p("in", "b"), 0)
+        x = np.maximum(x @ p("mid") + p("mid", "b"), 0)
+        mean, raw = (x @ p(head) + p(head, "b") for head in ("mean", "log_std"))
+        log_std = np.minimum(np.maximum(raw, -20), 2)
+        action = np.tanh(mean + np.exp(log_std) * eps)
+        log = -0.5 * eps**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - action**2)
+        return action, log.sum(-1)
+
+
+def test_updates_are_those_of_the_twin() -> None:
+    """Seven updates: the policy moves in the third and the sixth, with an optimiser of its own
+    count; in the others its metrics are missing."""
+    rng = np.random.default_rng(9)
+    params = jax.tree.map(
+        lambda x: (x + 0.1 * rng.normal(size=x.shape)).astype(np.float32), fresh().params
+    )
+    state = fresh()._replace(params=params, target={"critics": params["critics"]})
+    twin, learn, before = Ensemble(state, SMALL), jax.jit(sac.learn), params
+    subsets = [[0, 1], [2, 3], [0, 3], [1, 2], [0, 2], [1, 3], [3, 1]]
+    for i, chosen in enumerate(subsets):
+        batch, eps = random_batch(i), np.random.default_rng(50 + i).normal(size=(2, 5, ACTION))
+        wanted = twin.step_of(batch, 0.5 * eps, chosen)
+        f32 = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (batch, 0.5 * eps))
+        state, _, metrics = learn(lane_of(SMALL), state, *f32, jnp.bool_(True), jnp.array(chosen))
+        for name, x in wanted.items():
+            np.testing.assert_allclose(metrics[name], x, rtol=2e-3, atol=1e-5, err_msg=name)
+        turn = i % DELAY == DELAY - 1
+        assert [bool(np.isnan(metrics[name])) for name in POLICY] == [not turn] * 4
+        for name, x in leaves(state.params).items():
+            np.testing.assert_allclose(x, twin.params[name], rtol=3e-3, atol=3e-5, err_msg=name)
+            if "critics" not in name and not turn:
+                np.testing.assert_array_equal(x, leaves(before)[name])
+        for name, x in leaves(state.target).items():
+            np.testing.assert_allclose(x, twin.target[name], rtol=3e-3, atol=3e-5, err_msg=name)
+        before = state.params
+    assert int(state.update_step) == 7 and int(state.skipped) == 0
+    assert [int(opt[1].count) for opt in state.opt] == [7, 2, 2]
+
+
+def test_the_target_takes_the_smaller_of_two_drawn_critics() -> None:
+    """Of four critics two are drawn: the smallest decides in 3 of 6 pairs, the next in 2, the third
+    in 1, the largest never. Draws differ from update to update and from lane to lane."""
+    # One stored transition, a temperature of nearly zero and a policy without noise: the target is
+    # r + gamma min(Q_i, Q_j), and no other number is random.
+    config = replace(SMALL, {"own.init_temperature": 1e-9, "own.log_std_max": -20.0})
+    state, store = fresh(config), filled(1)
+    obs = store.obs[1]
+    mean, _ = sac.gaussian(config.own, state.params["policy"], obs)
+    q = np.sort(sac.value(state.target["critics"], obs, jnp.tanh(mean)))
+    values = store.reward[0] + 0.9 * q
+    assert np.diff(values).min() > 1e-3
+
+    def target(seed: jax.Array, step: jax.Array) -> jax.Array:
+        return sac.update(
+            lane_of(config)._replace(seed=seed.astype(jnp.uint32)),
+            state._replace(update_step=step),
+            store,
+            jnp.int32(0),
+            jnp.bool_(True),
+        )[2]["target"]
+
+    steps, found = jnp.arange(600), []
+    draw = jax.jit(jax.vmap(target, in_axes=(None, 0)))
+    for seed in (0, 1):
+        drawn = np.asarray(draw(seed, steps))
+        which = np.abs(drawn[:, None] - values).argmin(1)
+        np.testing.assert_allclose(drawn, values[which], atol=1e-4)
+        shares = np.bincount(which, minlength=CRITICS) / len(steps)
+        np.testing.assert_allclose(shares, [1 / 2, 1 / 3, 1 / 6, 0], atol=0.07)
+        found.append(which)
+    assert np.mean(found[0] == found[1]) < 0.6  # 7 / 18 by chance
+
+
+def test_a_padded_lane_in_a_crowd_is_the_plain_lane_alone() -> None:
+    """Three lanes at different counts: it is the first policy's turn, then the third's; the second
+    is not active."""
+    wide, active = (OBS + 4, ACTION + 3), np.array([True, False, True])
+    states = [fresh(seed=seed)._replace(update_step=np.int32(5 + seed)) for seed in range(3)]
+    alone = [(s, filled(seed=seed), {}) for seed, s in enumerate(states)]
+    lanes = stack([lane_of(SMALL, seed, wide[1]) for seed in range(3)])
+    padded = stack([sac.pad(SMALL, s, wide) for s in states])
+    store = stack([filled(sizes=wide, seed=seed) for seed in range(3)])
+    both = jax.jit(jax.vmap(sac.update, in_axes=(0, 0, 0, None, 0)))
+    for turn in (0, 2):
+        padded, store, metrics = both(lanes, padded, store, 0, active)
+        for i in range(3):
+            before = alone[i][0]
+            alone[i] = update(lane_of(SMALL, i), *alone[i][:2], 0, bool(active[i]))
+            (now, _, told), name = alone[i], "mid"
+            moved = np.any(now.params["policy"][name]["w"] != before.params["policy"][name]["w"])
+            assert moved == (i == turn)
+            for name in sac.REDQ.metrics:
+                np.testing.assert_allclose(metrics[name][i], told[name], rtol=1e-4, atol=1e-6)
+            mine = leaves(jax.tree.map(lambda x, i=i: x[i], padded))
+            for name, x in leaves(sac.pad(SMALL, jax.device_get(now), wide)).items():
+                np.testing.assert_allclose(mine[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
+    for name, x in leaves(states[1]).items():
+        np.testing.assert_array_equal(leaves(alone[1][0])[name], x, err_msg=name)
+
+
+def test_it_is_registered_with_the_public_settings() -> None:
+    agent = AGENTS["redq"]
+    config = replace(Config(own=agent.settings and agent.settings()), agent.defaults)
+    own, learn = config.own, config.learn
+    assert (own.critics, own.target_critics, own.policy_delay) == (10, 2, 20)
+    assert own.policy_value == "mean" and own.log_std_bounds == "clip"
+    assert (learn.updates_per_step, learn.batch, config.net.mlp) == (20, 256, 256)
+    assert config.seed_steps == 5_000
+    assert learn.learning_rate == learn.policy_learning_rate == own.temperature_learning_rate
+    assert (learn.learning_rate, learn.target_momentum, learn.target_period) == (3e-4, 0.995, 1)
+    assert (learn.seed_updates, learn.discount, own.init_temperature) == (0.0, 0.99, 1.0)
+    assert own.reset_every == 0
+    bytes_of = sum(x.nbytes for x in leaves(fresh()).values())
+    networks, *_ = agent.footprint(SMALL, SIZES).values()
+    assert 0.7 * bytes_of < networks <= bytes_of
+
+
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("target_critics", 5, r"redq.target_critics is 5; it must be from 1 to redq.critics \(4\)"),
+        ("target_critics", 0, "from 1 to"),
+        ("policy_delay", 0, "redq.policy_delay is 0; it must be at least 1"),
+        ("reset_every", -1, "give 0 for no resets"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(name: str, value: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fresh(replace(SMALL, {f"own.{name}": value}))

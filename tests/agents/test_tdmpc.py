@@ -1,0 +1,518 @@
+"""TD-MPC against a second implementation in NumPy: its networks, plans and whole updates, whose
+gradients are finite differences; and its targets and schedules by hand."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ace import replay
+from ace.agents import tdmpc, told
+from ace.agents.tdmpc import AGENT, TdmpcState
+from ace.engine import fused
+from ace.engine.kernels import common
+from ace.engine.lanes import stack
+from ace.method import model
+from ace.method.replaceable import replaced
+from ace.method.types import Batch, Lane, Transition
+from ace.planners import PLANNERS, Planner
+from ace.settings.config import Config, replace
+from tests.golden import reference as ref
+from tests.run.helpers import leaves
+
+SIZES = OBS, ACTION = 3, 2
+HORIZON, BATCH = 3, 4
+SMALL = replace(
+    Config(),
+    dict(AGENT.defaults)
+    | {
+        "net.latent": 3,
+        "net.encoder": 4,
+        "net.mlp": 4,
+        "plan.horizon": HORIZON,
+        "plan.iterations": 2,
+        "plan.population": 20,
+        "plan.elites": 4,
+        "plan.policy_fraction": 0.15,
+        "learn.batch": BATCH,
+        "learn.discount": 0.9,
+        "learn.learning_rate": 0.01,
+        "learn.policy_learning_rate": 0.02,
+        "learn.target_momentum": 0.8,
+    },
+)
+# These programs run a few times only: compile them fast rather than well.
+quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def lane_of(config: Config = SMALL, seed: int = 0, padded: int = ACTION) -> Lane:
+    floats = jax.tree.map(jnp.float32, config)
+    constants = jnp.asarray(AGENT.constants(config))
+    return Lane(jnp.uint32(seed), floats, jnp.arange(padded) < ACTION, constants)
+
+
+def fresh(config: Config = SMALL, seed: int = 0) -> TdmpcState:
+    """An agent whose heads, biases and norms are not those of the start: zeros hide mistakes."""
+    rng = np.random.default_rng(seed)
+    state = tdmpc.init(config, seed, SIZES)
+    params, target = (
+        jax.tree.map(lambda x: (x + 0.3 * rng.normal(size=x.shape)).astype("f"), tree)
+        for tree in (state.params, state.target)
+    )
+    return state._replace(params=params, target=target)
+
+
+add = quick(functools.partial(replay.add, horizon=HORIZON))
+
+
+def filled(steps: int = 40, sizes: tuple[int, int] = SIZES, seed: int = 0) -> replay.Replay:
+    """A replay with episodes of five steps, every other one terminated, padded to `sizes`."""
+    rng = np.random.default_rng(seed)
+
+    def draw(real: int, size: int) -> jax.Array:
+        return jnp.asarray(np.pad(rng.uniform(-1, 1, real), (0, size - real)), jnp.float32)
+
+    store = replay.init(60, draw(OBS, sizes[0]), sizes[1])
+    for i in range(steps):
+        done = i % 5 == 4
+        action, final = draw(ACTION, sizes[1]), draw(OBS, sizes[0])
+        reward = jnp.float32(rng.normal())
+        obs = draw(OBS, sizes[0]) if done else final
+        terminated = jnp.bool_(done and i % 2 == 0)
+        store = add(store, Transition(action, reward, terminated, jnp.bool_(done), final, obs))
+    return store
+
+
+def random_batch(seed: int) -> dict[str, np.ndarray]:
+    """Segments of which one ends after a step and another terminates at its end."""
+    rng = np.random.default_rng(seed)
+    mask, continues = np.ones((2, HORIZON, BATCH))
+    mask[1:, 1], continues[-1, 2] = 0, 0
+    return {
+        "obs": rng.normal(size=(HORIZON + 1, BATCH, OBS)),
+        "action": rng.uniform(-1, 1, (HORIZON, BATCH, ACTION)),
+        "reward": rng.normal(size=(HORIZON, BATCH)),
+        "continues": continues,
+        "mask": mask,
+        "weight": rng.uniform(0.3, 1, BATCH),
+        "index": np.arange(BATCH),
+    }
+
+
+def as_f32(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
+
+
+update, learn, act = quick(tdmpc.update), quick(tdmpc.learn), quick(tdmpc.act, static_argnums=7)
+plan_value = quick(tdmpc.plan_value)
+
+
+# The networks, once more in NumPy
+
+
+def np_encode(p: Any, obs: np.ndarray) -> np.ndarray:
+    return ref.affine(p["encoder"]["out"], ref.elu(ref.affine(p["encoder"]["in"], obs)))
+
+
+def np_move(p: Any, z: np.ndarray, a: np.ndarray) -> np.ndarray:
+    return ref.head(p["dynamics"], np.concatenate([z, a], -1))
+
+
+def np_reward(p: Any, z: np.ndarray, a: np.ndarray) -> np.ndarray:
+    return ref.head(p["reward"], np.concatenate([z, a], -1))[..., 0]
+
+
+def np_critics(p: Any, z: np.ndarray, a: np.ndarray) -> list[np.ndarray]:
+    found = []
+    for k in range(2):
+        q = jax.tree.map(lambda x, k=k: x[k], p["value"])
+        x = ref.affine(q["in"], np.concatenate([z, a], -1))
+        x = np.tanh(ref.layer_norm(q["norm"]["scale"], q["norm"]["bias"], x, 1e-5))
+        found.append(ref.affine(q["out"], ref.elu(ref.affine(q["mid"], x)))[..., 0])
+    return found
+
+
+def np_policy(p: Any, z: np.ndarray, eps: np.ndarray) -> np.ndarray:
+    noisy = np.tanh(ref.head(p["policy"], z)) + np.clip(0.05 * eps, -0.3, 0.3)
+    return np.clip(noisy, -1 + 1e-6, 1 - 1e-6)
+
+
+def test_networks() -> None:
+    rng = np.random.default_rng(1)
+    params = fresh().params
+    wide = ref.float64(params)
+    obs, action = rng.normal(size=(7, OBS)), rng.uniform(-1, 1, (7, ACTION))
+    z = np_encode(wide, obs)
+    given = as_f32((z, action))
+    for found, wanted in (
+        (told.encode(params, as_f32(obs)), z),
+        (told.move(params, *given), np_move(wide, z, action)),
+        (told.reward(params, *given), np_reward(wide, z, action)),
+        (told.critics(params, *given), np_critics(wide, z, action)),
+        (model.policy(params, given[0]), np_policy(wide, z, np.zeros(ACTION))),
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_start() -> None:
+    """Orthogonal matrices, zero biases; rewards and values of zero; the critics differ."""
+    params = tdmpc.init(Config(), 0, (5, 3)).params
+    for name, x in leaves(params).items():
+        if name.endswith("['b']") or name in ("['reward']['out']['w']", "['value']['out']['w']"):
+            assert not np.any(x), name
+        elif name.endswith("['w']"):
+            for w in x.reshape(-1, *x.shape[-2:]):
+                few = w if w.shape[0] <= w.shape[1] else w.T
+                np.testing.assert_allclose(few @ few.T, np.eye(len(few)), atol=1e-5, err_msg=name)
+    sizes = {name: x["in"]["w"].shape[-2:] for name, x in params.items()}
+    assert sizes == {
+        "encoder": (5, 256),
+        "dynamics": (53, 512),
+        "reward": (53, 512),
+        "value": (53, 512),
+        "policy": (50, 512),
+    }
+    assert not np.any(params["value"]["mid"]["w"][0] == params["value"]["mid"]["w"][1])
+
+
+# Updates
+
+
+class Twin:
+    """The same agent in float64 NumPy, with gradients by central differences."""
+
+    def __init__(self, state: TdmpcState, config: Config):
+        self.params, self.target = ref.float64(state.params), ref.float64(state.target)
+        self.c, self.count, self.moments = config.learn, 0, {}
+
+    def losses(self, p: Any, batch: Any, eps: np.ndarray) -> dict[str, Any]:
+        now, rho = self.params, self.c.time_decay
+        z = np_encode(p, batch["obs"][0])
+        zs, found = [z], {n: np.zeros(BATCH) for n in ("consistency", "reward", "value", "l1")}
+        for t in range(HORIZON):
+            after = batch["obs"][t + 1]
+            weight = rho**t * batch["mask"][t]
+            z_next = np_encode(now, after)
+            ahead = np.minimum(*np_critics(self.target, z_next, np_policy(now, z_next, eps[t + 1])))
+            y = batch["reward"][t] + self.c.discount * batch["continues"][t] * ahead
+            for q in np_critics(p, z, batch["action"][t]):
+                found["value"] += weight * (q - y) ** 2
+                found["l1"] += weight * np.abs(q - y)
+            error = np_reward(p, z, batch["action"][t]) - batch["reward"][t]
+            found["reward"] += weight * error**2
+            z = np_move(p, z, batch["action"][t])
+            apart = z - np_encode(self.target, after)
+            found["consistency"] += weight * np.mean(apart**2, -1)
+            zs.append(z)
+        total = 2.0 * found["consistency"] + 0.5 * found["reward"] + 0.1 * found["value"]
+        return found | {"total": np.mean(batch["weight"] * total) / HORIZON, "z": zs}
+
+    def policy_loss(self, p: Any, model: Any, zs: list, mask: np.ndarray, eps: Any) -> float:
+        total, alive = 0.0, np.concatenate([np.ones((1, BATCH)), mask])
+        for t, z in enumerate(zs):
+            q = np.minimum(*np_critics(model, z, np_policy(p, z, eps[t])))
+            total -= self.c.time_decay**t * np.mean(q * alive[t])
+        return total
+
+    def step(self, batch: Any, eps: np.ndarray) -> dict[str, Any]:
+        self.count += 1
+        found = self.losses(self.params, batch, eps[0])
+        part = {k: v for k, v in self.params.items() if k != "policy"}
+        part = self.adam(part, lambda p: self.losses(p, batch, eps[0])["total"], 0.01)
+        pi = {"policy": self.params["policy"]}
+        rest = (part, found["z"], batch["mask"], eps[1])
+        found["policy"] = self.policy_loss(pi, *rest)
+        self.params = part | self.adam(pi, lambda p: self.policy_loss(p, *rest), 0.02)
+        if self.count % 2 == 1:
+            self.target = jax.tree.map(
+                lambda t, p: 0.8 * t + 0.2 * p,
+                self.target,
+                {k: self.params[k] for k in self.target},
+            )
+        return found
+
+    def adam(self, part: Any, loss: Any, rate: float) -> Any:
+        grads, _ = ref.clip_by_norm(ref.leaves(ref.gradient(loss, part)), self.c.grad_clip)
+        changes = {}
+        for name, g in grads.items():
+            m, v = self.moments.get(name, (0.0, 0.0))
+            changes[name], m, v = ref.adam(g, m, v, self.count, rate)
+            self.moments[name] = m, v
+
+        def moved(tree: Any, prefix: str = "") -> Any:
+            if not isinstance(tree, dict):
+                return tree + changes[prefix]
+            return {k: moved(v, f"{prefix}.{k}" if prefix else k) for k, v in tree.items()}
+
+        return moved(part)
+
+
+def test_updates_are_those_of_the_twin() -> None:
+    """Two updates, so that Adam's moments, the clip and the target's turns count."""
+    config = replace(SMALL, {"learn.grad_clip": 0.4})
+    state = fresh()
+    twin = Twin(state, config)
+    clipped = []
+    for i in range(2):
+        batch = random_batch(i)
+        eps = np.random.default_rng(50 + i).normal(size=(2, HORIZON + 1, BATCH, ACTION))
+        wanted = twin.step(batch, eps)
+        given = Batch(**as_f32(batch))
+        state, priority, metrics = learn(
+            lane_of(config), state, given, as_f32(eps), jnp.bool_(True)
+        )
+        np.testing.assert_allclose(priority, wanted["l1"], rtol=1e-3)
+        for name in ("consistency", "reward", "value"):
+            np.testing.assert_allclose(metrics[f"{name}_loss"], wanted[name].mean(), rtol=1e-3)
+        np.testing.assert_allclose(metrics["policy_loss"], wanted["policy"], rtol=1e-3)
+        clipped.append(float(metrics["grad_norm"]) > 0.4)
+        for tree, other in ((state.params, twin.params), (state.target, twin.target)):
+            for name, x in ref.leaves(tree).items():
+                np.testing.assert_allclose(
+                    x, ref.leaves(other)[name], rtol=2e-3, atol=1e-4, err_msg=name
+                )
+        for opt in state.opt:
+            for name, m in ref.leaves(opt[1].mu).items():
+                np.testing.assert_allclose(m, twin.moments[name][0], rtol=5e-3, atol=2e-5)
+    assert any(clipped) and int(state.update_step) == 2 and int(state.skipped) == 0
+
+
+def constant_heads(params: Any, reward: float, values: tuple[float, float]) -> Any:
+    """Parameters under which every reward and both critics are constant."""
+    params = jax.tree.map(np.array, params)
+    for name, bias in (("reward", [reward]), ("value", [[values[0]], [values[1]]])):
+        params[name]["out"] = {
+            "w": 0 * params[name]["out"]["w"],
+            "b": np.array(bias, np.float32),
+        }
+    return params
+
+
+def test_the_target_is_one_step_of_the_smaller_target_critic() -> None:
+    """y = r + 0.9 c min(5, 2): 1.8 more than the reward, and the reward alone at a termination; of
+    later rewards in the segment nothing."""
+    params = fresh().params
+    target = constant_heads(params, 0.0, (5.0, 2.0))
+    batch = random_batch(0)
+    eps = jnp.zeros((HORIZON, BATCH, ACTION))
+    latents, y = quick(tdmpc.targets_of)(SMALL, params, target, Batch(**as_f32(batch)), eps)
+    wanted = batch["reward"] + 1.8
+    wanted[-1, 2] = batch["reward"][-1, 2]
+    np.testing.assert_allclose(y, wanted, rtol=1e-5)
+    np.testing.assert_allclose(latents, np_encode(ref.float64(target), batch["obs"][1:]), atol=1e-5)
+
+
+def test_a_capped_loss_has_no_gradient() -> None:
+    config = replace(SMALL, {"learn.loss_clip": 1e-6})
+    batch, eps = Batch(**as_f32(random_batch(0))), jnp.zeros((2, HORIZON + 1, BATCH, ACTION))
+    _, priority, metrics = learn(lane_of(config), fresh(), batch, eps, jnp.bool_(True))
+    assert metrics["grad_norm"] == 0 and metrics["capped"] == 1
+    np.testing.assert_allclose(priority, 1e-6, rtol=1e-5)
+
+
+# Plans
+
+
+def test_the_value_of_constant_heads() -> None:
+    """1 + 0.9 + ... + 0.9^(h-1) + 0.9^h min(5, 7)."""
+    params = constant_heads(fresh().params, 1.0, (5.0, 7.0))
+    actions, eps = jnp.ones((HORIZON, 6, ACTION)), jnp.zeros((6, ACTION))
+    for h, wanted in ((1, 1 + 4.5), (2, 1.9 + 4.05), (3, 2.71 + 3.645)):
+        found = plan_value(SMALL, params, jnp.zeros(3), actions, jnp.int32(h), eps)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    alone = replace(SMALL, {"plan.terminal_value": False})
+    found = plan_value(alone, params, jnp.zeros(3), actions, jnp.int32(2), eps)
+    np.testing.assert_allclose(found, 1.9, rtol=1e-5)
+
+
+def spy(seen: dict[str, Any], calls: tuple[int, ...], proposals: int) -> Planner:
+    """A planner that keeps what it is given, and acts by a constant."""
+
+    def plan(config, score, given, memory, x, key, train):
+        fixed = np.random.default_rng(2).uniform(-1, 1, (HORIZON, calls[0], ACTION))
+        values = [score(jnp.asarray(fixed, jnp.float32), slice(0, 0), k) for k in range(len(calls))]
+        seen.update(proposals=given, values=values, actions=fixed, horizon=x.horizon)
+        seen.update(policy=x.policy(), train=train)
+        return jnp.full(ACTION, 0.25), memory + 1
+
+    return Planner(
+        init=lambda config, size: jnp.zeros(()),
+        plan=plan,
+        proposals=lambda config: proposals,
+        calls=lambda config: calls,
+    )
+
+
+def test_what_a_planner_is_given(monkeypatch) -> None:
+    """Proposals are rollouts of the noisy policy; values are those of a rollout in NumPy, with
+    other noise at the end in each call."""
+    seen: dict[str, Any] = {}
+    monkeypatch.setitem(PLANNERS, "spy", spy(seen, (6, 6), 2))
+    config = replace(SMALL, {"plan.planner": "spy"})
+    state, obs, key = fresh(), np.array([0.5, -1.0, 2.0]), jax.random.key(4)
+    memory = AGENT.memory(config, ACTION)
+    lane = Lane(jnp.uint32(0), config, jnp.ones(ACTION, bool), ())
+    args = (jnp.bool_(True), jnp.int32(12_500), key, True)
+    action, memory = tdmpc.act(lane, state.params, memory, as_f32(obs), *args)
+    assert action.tolist() == [0.25, 0.25] and memory.plan == 1 and memory.horizon == 2
+    p = ref.float64(state.params)
+    eps = model.action_normal(jax.random.split(key)[0], (2 * HORIZON + 12,), jnp.ones(ACTION))
+    eps = np.asarray(eps, np.float64)
+    z = np.tile(np_encode(p, obs), (2, 1))
+    np.testing.assert_allclose(seen["policy"], np_policy(p, z, 0 * z[:, :2])[0], rtol=1e-4)
+    for t in range(HORIZON):
+        wanted = np_policy(p, z, eps[2 * t : 2 * t + 2])
+        np.testing.assert_allclose(seen["proposals"][t], wanted, rtol=1e-4, atol=1e-5)
+        z = np_move(p, z, wanted)
+    z, total = np.tile(np_encode(p, obs), (6, 1)), np.zeros(6)
+    for t in range(2):  # the working horizon
+        total += 0.9**t * np_reward(p, z, seen["actions"][t])
+        z = np_move(p, z, seen["actions"][t])
+    for k in range(2):
+        end = np_policy(p, z, eps[2 * HORIZON + 6 * k :][:6])
+        q = np.minimum(*np_critics(p, z, end))
+        np.testing.assert_allclose(seen["values"][k], total + 0.81 * q, rtol=1e-4, atol=1e-5)
+    # The horizon stays what it was when the episode began.
+    later = (jnp.bool_(False), jnp.int32(25_000), key, False)
+    _, memory = tdmpc.act(lane, state.params, memory, as_f32(obs), *later)
+    assert memory.horizon == 2 == seen["horizon"] and seen["train"] is False
+
+
+def test_it_finds_the_better_action() -> None:
+    """The reward head reads the action alone: relu-like in its first component, so that plans
+    should push it up; with the opposite sign, down."""
+    params = constant_heads(fresh().params, 0.0, (0.0, 0.0))
+    head = jax.tree.map(np.zeros_like, params["reward"])
+    head["in"]["w"][3, 0] = head["mid"]["w"][0, 0] = 1.0
+    for sign in (1.0, -1.0):
+        head["out"]["w"][0, 0] = sign
+        acting, lane = params | {"reward": head}, lane_of()
+        memory = AGENT.memory(SMALL, ACTION)
+        args = (jnp.bool_(True), jnp.int32(50_000), jax.random.key(0), False)
+        action, _ = act(lane, acting, memory, jnp.ones(OBS), *args)
+        assert sign * action[0] > 0.7
+
+
+# Lanes
+
+
+def test_footprint() -> None:
+    networks, *rest = AGENT.footprint(SMALL, SIZES).values()
+    held = sum(x.nbytes for x in leaves(fresh()).values())
+    assert 0.6 * held < networks <= held and min(rest) > 0
+
+
+WIDE = (OBS + 4, ACTION + 3)
+
+
+def test_a_padded_lane_in_a_crowd_learns_like_the_plain_lane_alone() -> None:
+    values = ((0.9, 0.0, 2.0), (0.5, 0.5, 1.0), (0.99, 0.0, 0.5))
+    names = ("learn.discount", "learn.td_lambda", "learn.similarity_weight")
+    configs = [replace(SMALL, dict(zip(names, v, strict=True))) for v in values]
+    lanes = stack([lane_of(c, seed, WIDE[1]) for seed, c in enumerate(configs)])
+    states = stack([tdmpc.pad(c, fresh(c, seed), WIDE) for seed, c in enumerate(configs)])
+    stores = stack([filled(sizes=WIDE, seed=seed) for seed in range(3)])
+    crowd = quick(jax.vmap(tdmpc.update, in_axes=(0, 0, 0, None, 0)))
+    turns = np.array([[True, True, True], [True, False, True]])
+    for active in turns:
+        states, stores, metrics = crowd(lanes, states, stores, 0, active)
+    for i, config in enumerate(configs):
+        state, store = fresh(config, i), filled(seed=i)
+        for active in turns[:, i]:
+            state, store, alone = update(lane_of(config, i), state, store, 0, bool(active))
+        for name in AGENT.metrics:
+            close = {"rtol": 1e-3, "atol": 1e-5, "err_msg": name}
+            np.testing.assert_allclose(metrics[name][i], alone[name], **close)
+        mine = jax.tree.map(lambda x, i=i: x[i], states)
+        for name, x in leaves(tdmpc.pad(config, jax.device_get(state), WIDE)).items():
+            got = leaves(mine)[name]
+            np.testing.assert_allclose(got, x, rtol=1e-3, atol=1e-5, err_msg=name)
+            np.testing.assert_array_equal(got[x == 0], 0.0, err_msg=name)
+        tree = stores.tree.sums[0][i]
+        np.testing.assert_allclose(tree, store.tree.sums[0], rtol=1e-3, atol=1e-5)
+
+
+def test_a_padded_lane_plans_like_the_plain_one() -> None:
+    obs = np.random.default_rng(0).normal(size=OBS).astype(np.float32)
+    found = []
+    for sizes in (SIZES, WIDE):
+        lane, params = lane_of(padded=sizes[1]), tdmpc.pad(SMALL, fresh(), sizes).params
+        here = jnp.pad(obs, (0, sizes[0] - OBS))
+        args = (jnp.bool_(True), jnp.int32(30_000), jax.random.key(3), False)
+        action, _ = act(lane, params, AGENT.memory(SMALL, sizes[1]), here, *args)
+        both = jnp.stack([action, tdmpc.act_policy(lane, params, here)])
+        assert not both[:, ACTION:].any()
+        q = tdmpc.value(lane, params, here, action)
+        found.append([*both[:, :ACTION].ravel(), q])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("why", ["not active", "nothing stored"])
+def test_a_lane_without_a_turn_stays_as_it_is(why: str) -> None:
+    state = update(lane_of(), fresh(), filled(), 0, True)[0]  # moments that are not zero
+    store = filled() if why == "not active" else filled(0)
+    after = update(lane_of(), state, store, 0, why == "nothing stored")
+    for name, x in leaves((state, store)).items():
+        np.testing.assert_array_equal(leaves(after[:2])[name], x, err_msg=name)
+
+
+def test_gradients_that_are_not_finite_are_left_out_and_counted() -> None:
+    store = filled()
+    store = store._replace(reward=store.reward.at[:].set(jnp.nan))
+    before = fresh()
+    state, after, _ = update(lane_of(), before, store, 0, True)
+    assert state.skipped == 1 and state.update_step == 1
+    unchanged = (before.params, before.target, before.opt)
+    for name, x in leaves(unchanged).items():
+        got = leaves((state.params, state.target, state.opt))[name]
+        np.testing.assert_array_equal(got, x, err_msg=name)
+    np.testing.assert_array_equal(after.tree.sums[0], store.tree.sums[0])
+    state, _, metrics = update(lane_of(), state, filled(), 0, True)
+    assert metrics["skipped_updates"] == 1 == state.skipped and state.update_step == 2
+
+
+def test_the_faster_forms_of_the_engine_give_the_same(monkeypatch) -> None:
+    """There latents are padded from 3 to 16 numbers, of which the losses must not know."""
+    monkeypatch.setattr(common, "INTERPRET", True)
+    args = (jnp.bool_(True), jnp.int32(30_000), jax.random.key(3), False)
+    plan = (lane_of(), fresh().params, AGENT.memory(SMALL, ACTION), jnp.ones(OBS), *args)
+    data = (lane_of(), fresh(), filled(), 0, True)
+    found = []
+    for table in ({}, fused.TABLE):
+        with replaced(table):
+            if table:
+                assert told.cast(SMALL, fresh().params)["dynamics"]["out"]["w"].shape == (4, 16)
+            # A function of its own, since the plain one may have been traced before.
+            learned = (quick(lambda *a: tdmpc.update(*a)) if table else update)(*data)
+            planned = (quick(lambda *a: tdmpc.act(*a), static_argnums=7) if table else act)(*plan)
+        found.append(leaves((learned, planned)))
+    for name, x in found[0].items():
+        np.testing.assert_allclose(found[1][name], x, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_bf16_rounds_and_no_more() -> None:
+    half, params = replace(SMALL, {"precision": "bf16"}), fresh().params
+    actions = as_f32(random_batch(0)["action"])
+    eps, z = jnp.zeros((BATCH, ACTION)), told.encode(params, jnp.ones(OBS))
+    wanted = plan_value(SMALL, params, z, actions, jnp.int32(2), eps)
+    cast = told.cast(half, params)
+    assert cast["dynamics"]["mid"]["w"].dtype == cast["value"]["in"]["w"].dtype == jnp.bfloat16
+    assert cast["encoder"]["in"]["w"].dtype == cast["value"]["norm"]["bias"].dtype == jnp.float32
+    rounded = told.encode(cast, jnp.ones(OBS))
+    assert rounded.dtype == jnp.bfloat16
+    found = plan_value(half, cast, rounded, actions, jnp.int32(2), eps)
+    assert found.dtype == jnp.float32 and np.any(found != wanted)
+    np.testing.assert_allclose(found, wanted, rtol=0.05, atol=0.05)
+
+
+def test_two_seeds_differ() -> None:
+    one, other = (leaves(tdmpc.init(SMALL, seed, SIZES).params) for seed in (0, 1))
+    for name, x in one.items():
+        if name.endswith("['w']") and np.any(x):
+            assert not np.any(x == other[name]), name
+    state, store = fresh(), filled()
+    a, b = (update(lane_of(seed=seed), state, store, 0, True)[2]["q"] for seed in (0, 1))
+    assert a != b
