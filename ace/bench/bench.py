@@ -128,7 +128,8 @@ def make_plan(args: BenchArgs) -> Plan:
             clean_up(args.work / suite.name / job.id)
             continue
         used = {lane.agent: job.settings[lane.agent] for lane in missing}
-        left = replace(job, lanes=missing, settings=used)
+        suffixes = {name: suffix for name, suffix in job.suffixes.items() if name in used}
+        left = replace(job, lanes=missing, settings=used, suffixes=suffixes)
         lane = missing[0]
         config = make_config(lane.agent, left, lane.task)
         folder = args.work / suite.name / left.id
@@ -156,8 +157,18 @@ def order(planned: Planned) -> tuple:
     return planned.made == 0, -worth, lanes, planned.job.id
 
 
-def collect(planned: Planned, results: Path, command: str) -> Rate:
-    """Add the results of a finished job, then delete its checkpoints."""
+def describe_lanes(job: Job, settings: Sequence[Any]) -> list[dict[str, Any]]:
+    """What a program's description says of every lane."""
+    found = []
+    for lane, own in zip(job.lanes, settings, strict=True):
+        learned = job.trained_on(lane.agent, lane.task)
+        other = {"trained_on": learned} if learned != lane.task else {}
+        found.append(lane._asdict() | {"settings": own} | other)
+    return found
+
+
+def collect(planned: Planned, results: Path, command: str, score: str = "") -> Rate:
+    """Add the results of a finished job, then delete its checkpoints; `score` is the suite's."""
     from ace.run.record import read_csv
 
     job, folder = planned.job, planned.folder
@@ -188,15 +199,12 @@ def collect(planned: Planned, results: Path, command: str) -> Rate:
         "versions": versions,
         "hardware": hardware,
         "config": made["config"],
-        "lanes": [
-            lane._asdict() | {"settings": own}
-            for lane, own in zip(job.lanes, made["settings"], strict=True)
-        ],
+        "lanes": describe_lanes(job, made["settings"]),
         "env_steps": planned.last,
         "wall_clock_s": wall,
         "lane_steps_per_s": round(rate, 1),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
+    } | ({"score": score} if score else {})
     add_program(results, description, tables)
     clean_up(folder)
     return Rate(hardware, job.agent, job.preset, len(job.lanes), rate)

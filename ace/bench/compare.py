@@ -212,10 +212,11 @@ def _difference_grids(data: Numbers) -> list[Grid]:
     grids = []
     how = "paired by seed" if data["paired"] else "not paired"
     scales = {task["name"]: task["column"] for task in data["tasks"]}
+    scales[ALL] = "return" if "return" in scales.values() else "success"
     for scoring, words in SCORINGS.items():
         rows = []
         for row in data[scoring]:
-            unit = 1.0 if scales.get(row["task"]) == "success" else 1000.0
+            unit = 1000.0 if scales[row["task"]] == "return" else 1.0
             found = row["difference"]
             known = found["low"] is not None
             clear = NONE if not known else "yes" if found["low"] > 0 or found["high"] < 0 else "no"

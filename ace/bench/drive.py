@@ -35,7 +35,8 @@ def duration(seconds: float | None) -> str:
 def describe(planned: Planned) -> str:
     """What a job trains, in a few words."""
     job = planned.job
-    agents = sorted({lane.agent for lane in job.lanes})
+    suffixes = {name: f" (TASK{suffix})" for name, suffix in job.suffixes.items()}
+    agents = sorted({lane.agent + suffixes.get(lane.agent, "") for lane in job.lanes})
     tasks = sorted({lane.task for lane in job.lanes})
     shown = ", ".join(tasks[:3]) + (f" and {len(tasks) - 3} more" if len(tasks) > 3 else "")
     who = ", ".join(agents[:3]) + (f" and {len(agents) - 3} more" if len(agents) > 3 else "")
@@ -206,7 +207,8 @@ class Drive:
         """Add what a job found to the results."""
         took = time.monotonic() - planned.begun
         try:
-            rate = collect(planned, self.plan.results, self.command)
+            score = self.plan.suite.score
+            rate = collect(planned, self.plan.results, self.command, score)
         except Exception as error:  # whatever is wrong with one job, the others go on
             self.fail(planned, f"its results cannot be used: {error}")
             return

@@ -3,14 +3,16 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ace.bench.results import ResultError, read_programs, read_table, task_path
+from ace.bench.scores import score_column
 from ace.bench.suites import Entry, Suite
 from ace.run import request
 from ace.settings import config as settings
+from ace.settings.config import ConfigError
 
 # Settings that may differ between machines without making another experiment.
 OF_THE_MACHINE = ("precision", "kernels", "workers", "env_timeout", "fault_limit")
@@ -20,7 +22,7 @@ class LaneSpec(NamedTuple):
     """One lane of a job."""
 
     agent: str  # the suite's name for it
-    task: str
+    task: str  # which its results are filed under
     seed: int
 
 
@@ -30,17 +32,21 @@ class Job:
     there is, so its numbers do not either."""
 
     suite: str
-    agent: str  # the registered agent
+    agent: str  # the registered agent, of which lanes may be variants
     preset: str
     env_steps: int
     imports: tuple[str, ...]
     settings: Mapping[str, Mapping[str, Any]]  # of each of the suite's agents
     lanes: tuple[LaneSpec, ...]
+    suffixes: Mapping[str, str] = field(default_factory=dict)  # of the tasks of some of them
 
     @property
     def id(self) -> str:
         """A name that changes with anything that defines the job."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        known = asdict(self)
+        if not self.suffixes:  # as before there were any: old jobs keep their names
+            del known["suffixes"]
+        text = json.dumps(known, sort_keys=True)
         return f"{self.agent}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
     def to_json(self) -> dict[str, Any]:
@@ -53,15 +59,20 @@ class Job:
         lanes = tuple(LaneSpec(*lane) for lane in found["lanes"])
         return cls(**{**found, "imports": tuple(found["imports"]), "lanes": lanes})
 
+    def trained_on(self, agent: str, task: str) -> str:
+        """The task that one of the suite's agents learns for results filed under `task`."""
+        return task + self.suffixes.get(agent, "")
+
 
 def make_config(suite_agent: str, job: Job, task: str) -> Any:
-    """The settings of a lane; `precision` may still be `auto`."""
+    """The settings of a lane whose results are filed under `task`; `precision` may be `auto`."""
     from ace.envs import get_spec, validate
     from ace.settings.presets import resolve
 
+    task = job.trained_on(suite_agent, task)
     validate(task)
     spec, agent = get_spec(task), request.find_agent(job.agent)
-    default = resolve(job.preset, task, spec, agent.defaults)
+    default = resolve(job.preset, task, spec, agent.defaults_of(task))
     default = replace(default, own=agent.settings and agent.settings())
     request.check_columns(spec, agent.metrics)
     values = {"env_steps": job.env_steps} | dict(job.settings[suite_agent])
@@ -71,14 +82,46 @@ def make_config(suite_agent: str, job: Job, task: str) -> Any:
     return config
 
 
-def entry_settings(entry: Entry) -> dict[str, Any]:
-    """The settings of one of a suite's agents: its own, and the suite's that it reads."""
-    sections = (*request.find_agent(entry.agent).sections, entry.agent)
+def entry_agent(entry: Entry) -> tuple[str, dict[str, Any]]:
+    """The registered agent of one of a suite's agents, and its settings: those of the variant that
+    it is, then the suite's that it reads, then its own."""
+    from ace.agents import AGENTS
 
-    def read(name: str) -> bool:
-        return "." not in name or any(name == s or name.startswith(f"{s}.") for s in sections)
+    words = entry.name.split("-")
+    parts = ["-".join(words[:count]) for count in range(len(words), 0, -1)]
+    name = entry.agent or next((part for part in parts if part in AGENTS), words[0])
+    agent = request.find_agent(name)
+    sections = (*(f"{section}." for section in agent.sections), request.section_of(name))
 
-    return {n: v for n, v in entry.shared.items() if read(n)} | dict(entry.settings)
+    def read(setting: str) -> bool:
+        return "." not in setting or f"{setting}.".startswith(sections)
+
+    shared = {n: v for n, v in entry.shared.items() if read(n)}
+    # A variant joins the programs of the agent that it is a variant of.
+    return agent.variant_of or name, {**agent.overrides, **shared, **entry.settings}
+
+
+def check_scores(suite: Suite) -> None:
+    """Refuse a suite whose tasks do not have its score, or whose tasks with a suffix do not."""
+    from ace.envs import get_spec, validate
+
+    for task in suite.tasks:
+        validate(task)
+        numbers = get_spec(task).numbers
+        names = [number.name for number in numbers]
+        if suite.score and suite.score not in names:
+            raise ConfigError(
+                f"suite {suite.name}: task {task} has no number {suite.score!r}; it has "
+                f"{', '.join(names) or 'none'}"
+            )
+        for suffix in {entry.task_suffix for entry in suite.entries} - {""}:
+            validate(task + suffix)
+            alike = get_spec(task + suffix).numbers == numbers
+            if not alike or score_column(task, suite.score) not in names:
+                raise ConfigError(
+                    f"suite {suite.name}: {task}{suffix} cannot stand for {task}: both need the "
+                    "same named numbers, and the score must be one of them"
+                )
 
 
 def make_jobs(suite: Suite, lanes: int | None = None) -> list[Job]:
@@ -88,19 +131,24 @@ def make_jobs(suite: Suite, lanes: int | None = None) -> list[Job]:
     from ace.envs import get_spec
 
     request.import_modules(suite.imports)
+    check_scores(suite)
 
     def job(names: Iterable[str], lanes: Sequence[LaneSpec]) -> Job:
-        used = {name: entry_settings(entries[name]) for name in dict.fromkeys(names)}
+        used = list(dict.fromkeys(names))
+        settings = {name: agents[name][1] for name in used}
+        suffixes = {n: entries[n].task_suffix for n in used if entries[n].task_suffix}
         common = (suite.preset, suite.env_steps, suite.imports)
-        return Job(suite.name, entries[next(iter(used))].agent, *common, used, tuple(lanes))
+        return Job(suite.name, agents[used[0]][0], *common, settings, tuple(lanes), suffixes)
 
     entries = {entry.name: entry for entry in suite.entries}
+    agents = {name: entry_agent(entry) for name, entry in entries.items()}
     places = {task: place for place, task in enumerate(suite.tasks)}
     groups: dict[Any, list[LaneSpec]] = {}
     for name, entry in entries.items():
         for task in suite.tasks:
             config = make_config(name, job([name], ()), task)
-            shape = (entry.agent, str(jax.tree.structure(config)))
+            goal = get_spec(task + entry.task_suffix).goal if config.replay.hindsight else None
+            shape = (agents[name][0], str(jax.tree.structure(config)), goal)
             made = [LaneSpec(name, task, seed) for seed in suite.seeds]
             groups.setdefault(shape, []).extend(made)
     jobs = []
@@ -133,12 +181,12 @@ def make_run(job: Job, folder: Path, **options: Any) -> request.Run:
     configs = {lane[:2]: make_config(lane.agent, job, lane.task) for lane in job.lanes}
     setups, labels = [], []
     for lane in job.lanes:
-        config, spec = configs[lane[:2]], get_spec(lane.task)
+        config, task = configs[lane[:2]], job.trained_on(lane.agent, lane.task)
         config = replace(config, precision=request.resolve_precision(config.precision))
-        sizes = (spec.obs_size, spec.action_size)
-        setups.append(LaneSetup(lane.task, lane.seed, config, sizes))
+        spec = get_spec(task)
+        setups.append(LaneSetup(task, lane.seed, config, (spec.obs_size, spec.action_size)))
         labels.append(lane.agent)
-    notes = request.task_notes(dict.fromkeys(lane.task for lane in job.lanes))
+    notes = request.task_notes(dict.fromkeys(setup.task for setup in setups))
     return request.Run(
         job.agent, job.preset, setups, labels, folder, imports=job.imports, notes=notes, **options
     )
@@ -174,17 +222,19 @@ def finished_lanes(jobs: Iterable[Job], folder: Path) -> set[LaneSpec]:
             if last_env_step(config) not in read_table(path).get(lane.seed, {}):
                 continue
             if lane in known:
-                _check_settings(config, *known[lane], path)
+                learned = job.trained_on(lane.agent, lane.task)
+                _check_settings(config, learned, *known[lane], path)
             done.add(lane)
     return done
 
 
-def _check_settings(config: Any, program: Mapping, lane: Mapping, path: Path) -> None:
-    """Refuse to count results that other settings made."""
+def _check_settings(config: Any, task: str, program: Mapping, lane: Mapping, path: Path) -> None:
+    """Refuse to count results that other settings, or another task, made."""
     if not program.get("config"):
         return  # made before settings were written down
     there = {**program["config"], **(lane.get("settings") or {})}
-    here = json.loads(json.dumps(settings.flatten(config)))
+    there["task"] = lane.get("trained_on", lane["task"])
+    here = json.loads(json.dumps(settings.flatten(config))) | {"task": task}
     names = sorted(set(here) & set(there) - set(OF_THE_MACHINE))
     if differing := [n for n in names if here[n] != there[n]]:
         shown = ", ".join(f"{n} ({there[n]} there, {here[n]} now)" for n in differing[:3])

@@ -36,7 +36,7 @@ class ReportArgs:
 
 @dataclass(frozen=True)
 class PlotArgs:
-    """Draw learning curves with intervals from run folders."""
+    """Draw learning curves with intervals from run folders; for mazes also exploration.png."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of runs; each is a line per varied setting, each task a panel."""
@@ -88,6 +88,7 @@ def _title(entries: Sequence[Entry]) -> str:
 def plot(args: PlotArgs) -> Path:
     """Draw the evaluations of runs and say where the figure is."""
     from ace.bench import figures
+    from ace.tools import exploration
 
     if not args.runs:
         raise ResultError("name at least one run folder, such as runs/cheetah-run-default")
@@ -101,4 +102,7 @@ def plot(args: PlotArgs) -> Path:
     for note in notes:
         print(f"note: {note}")
     print(f"curves in {args.out}")
+    mazes = [args.out.with_name(f"exploration{ending}") for ending in (".png", ".pdf")]
+    if exploration.draw(args.runs, mazes):
+        print(f"exploration of the mazes in {mazes[0]} and {mazes[1]}")
     return args.out

@@ -18,6 +18,8 @@ LAST = 3  # evaluations in the less noisy score
 SCORINGS = {"last": "last evaluation", "last3": "mean of the last three evaluations"}
 RUN_COLUMNS = ("lane", "seed", "task", "env_step", "return")
 RETURN_SCALE = 1000.0  # the largest return of a DMC episode
+# What scores a family's tasks: the return, or a named number between 0 and 1. Others: `success`.
+SCORES = {"dmc": "return", "adroit": "at_goal", "maze": "coverage"}
 
 
 Seed = Any  # an int; public results have names for some
@@ -36,7 +38,7 @@ class Score(NamedTuple):
     """The scores of one method on one task, seed by seed."""
 
     env_step: int
-    column: str  # "return" or "success"
+    column: str  # "return", or the named number that scores the task
     seeds: tuple[Seed, ...]
     last: np.ndarray  # [S]: the evaluation at `env_step`
     last3: np.ndarray  # [S]: the mean of the last three up to `env_step`; NaN if there are fewer
@@ -223,6 +225,31 @@ def _describe_run(folder: Path) -> tuple[dict[int, str], dict[str, Any]]:
         "note": f"run folder {folder}; `ace resume {folder}` continues it",
     }
     return {i: str(lane.get("label") or "") for i, lane in enumerate(lanes)}, program
+
+
+def score_column(task: str, chosen: str = "") -> str:
+    """The column that should score a task: what its suite has chosen, or that of its family."""
+    return chosen or SCORES.get(task.partition("/")[0], "success")
+
+
+def column_of(entries: Iterable[Entry], task: str) -> str:
+    """The column that scores a task in a report: the return if some results lack another one."""
+    series = [s for entry in entries for s in entry.tasks.get(task, {}).values()]
+    chosen = {str((s.program or {}).get("score") or "") for s in series}
+    column = score_column(task, chosen.pop() if len(chosen) == 1 else "")
+    known = all(np.isfinite(values(s, column)).any() for s in series)
+    return column if known else "return"
+
+
+def trained_elsewhere(entry: Entry, task: str) -> set[str]:
+    """The tasks that a method's results on a task were made on, if not on the task itself."""
+    found = set()
+    for series in entry.tasks[task].values():
+        for lane in (series.program or {}).get("lanes") or ():
+            mine = (lane["agent"], lane["task"]) == (Path(entry.source).name, task)
+            if mine and lane.get("trained_on"):
+                found.add(lane["trained_on"])
+    return found
 
 
 def shared_steps(series: Iterable[Series], column: str = "return") -> np.ndarray:

@@ -198,8 +198,8 @@ def main_effects(
     they first appear. The standard error comes from the variance within cells, pooled over all of
     them: sqrt(s^2 (1/n_level + 1/n_first)), n counting runs. With `paired`, every cell maps the
     same seeds to scores, and the error is that of the mean over seeds of each seed's own effect;
-    this removes what a seed does to all cells, but has only (seeds - 1) degrees of freedom. With one
-    run in every cell, s^2 is what the main effects leave unexplained.
+    this removes what a seed does to all cells, but has only (seeds - 1) degrees of freedom. With
+    one run in every cell, s^2 is what the main effects leave unexplained.
 
     Every pair of levels of two factors must occur equally often, as in a full factorial. An
     orthogonal fraction of one passes too; there, interactions add to the main effects.

@@ -21,10 +21,11 @@ FIELDS = {
     "preset": str,
     "lanes": int,
     "imports": list,
+    "score": str,
     "settings": dict,
     "agents": dict,
 }
-AGENT_FIELDS = {"agent": str, "settings": dict, "sweep": dict}
+AGENT_FIELDS = {"agent": str, "task_suffix": str, "settings": dict, "sweep": dict}
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,12 @@ class Entry:
     """What a suite calls an agent: a registered agent with some settings changed."""
 
     name: str
-    agent: str
+    agent: str  # empty: the longest part of the name, up to a -, that is an agent's name
     settings: Mapping[str, Any] = field(default_factory=dict)
     shared: Mapping[str, Any] = field(
         default_factory=dict
     )  # the suite's, for agents that read them
+    task_suffix: str = ""  # it learns TASK with this suffix, and its results count for TASK
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Suite:
     preset: str
     lanes: int  # most lanes of one program
     imports: tuple[str, ...]
+    score: str = ""  # the number that scores its tasks, if not the usual one
 
 
 def names() -> list[str]:
@@ -80,6 +83,10 @@ def parse(name: str, found: Mapping[str, Any], where: str) -> Suite:
     """A suite from the content of its file, checked; tasks and settings are checked later."""
     from ace.run.flags import read_seeds
 
+    if isinstance(agents := found.get("agents"), list):  # names alone
+        found = {**found, "agents": {str(name): {} for name in agents}}
+        if len(found["agents"]) < len(agents):
+            raise ConfigError(f"{where}: an agent is named twice")
     check_fields(found, FIELDS, where)
     for needed in ("tasks", "env_steps", "agents"):
         if not found.get(needed):
@@ -111,6 +118,7 @@ def parse(name: str, found: Mapping[str, Any], where: str) -> Suite:
         found.get("preset", "default"),
         lanes,
         tuple(found.get("imports", ())),
+        found.get("score", ""),
     )
 
 
@@ -143,9 +151,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _swept(label: str, about: Mapping[str, Any], shared: dict[str, Any], where: str) -> list[Entry]:
     """One entry, or one per combination of swept values, named by them."""
-    agent, settings = about.get("agent", label), _flat(about.get("settings", {}))
-    if "agent" not in about:
-        agent = label.partition("-")[0]
+    agent, settings = about.get("agent", ""), _flat(about.get("settings", {}))
     sweep: dict[str, Sequence[Any]] = _flat(about.get("sweep", {}))
     for name, values in sweep.items():
         if not isinstance(values, list) or not values:
@@ -155,5 +161,6 @@ def _swept(label: str, about: Mapping[str, Any], shared: dict[str, Any], where: 
         chosen = dict(zip(sweep, values, strict=True))
         suffix = "".join(f"-{n.rpartition('.')[2]}={v}" for n, v in chosen.items())
         check_name(label + suffix, where)
-        entries.append(Entry(label + suffix, agent, settings | chosen, shared))
+        made = (label + suffix, agent, settings | chosen, shared, about.get("task_suffix", ""))
+        entries.append(Entry(*made))
     return entries

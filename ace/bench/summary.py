@@ -19,9 +19,10 @@ from ace.bench.scores import (
     Table,
     Task,
     choose_step,
+    column_of,
     nearest_step,
     take,
-    values,
+    trained_elsewhere,
 )
 
 STATISTICS = {
@@ -79,30 +80,32 @@ def summarise(
 def choose_tasks(entries: Sequence[Entry], at: int | None, notes: list[str]) -> list[Task]:
     """Env step, column and scale of every task of our methods."""
     names = list(dict.fromkeys(task for entry in entries for task in entry.tasks))
-    others = [name for name in names if not name.startswith("dmc/")]
-    series = [s for entry in entries for name in others for s in entry.tasks.get(name, {}).values()]
-    succeed = bool(series) and all(np.isfinite(values(s, "success")).any() for s in series)
-    if others and not succeed:
+    tasks = []
+    told: dict[str, list[str]] = {}
+    for name in names:
+        column = column_of(entries, name)
+        scale = 1.0 if column != "return" else RETURN_SCALE if name.startswith("dmc/") else None
+        step, note = choose_step(entries, name, column, at)
+        told.setdefault(note, []).append(name)
+        tasks.append(Task(name, step, column, scale))
+    _tell_scales(tasks, notes)
+    # Most tasks stop for the same reason: one sentence for all of them.
+    notes += [f"{_listed(which)}: {note}" for note, which in told.items() if note]
+    return tasks
+
+
+def _tell_scales(tasks: Sequence[Task], notes: list[str]) -> None:
+    """Say what the aggregates leave out, and what they join."""
+    if others := [task.name for task in tasks if task.scale is None]:
         notes.append(
             f"not in the aggregates, because the scale of their returns is not known and not all "
             f"have a success rate: {', '.join(others)}"
         )
-    if succeed and len(others) < len(names):
-        notes.append(
-            f"the aggregates join returns divided by {RETURN_SCALE:g} (dmc tasks) with success "
-            f"rates ({', '.join(others)})"
-        )
-    tasks = []
-    told: dict[str, list[str]] = {}
-    for name in names:
-        column = "success" if succeed and name in others else "return"
-        scale = 1.0 if column == "success" else None if name in others else RETURN_SCALE
-        step, note = choose_step(entries, name, column, at)
-        told.setdefault(note, []).append(name)
-        tasks.append(Task(name, step, column, scale))
-    # Most tasks stop for the same reason: one sentence for all of them.
-    notes += [f"{_listed(which)}: {note}" for note, which in told.items() if note]
-    return tasks
+    columns = {task.column for task in tasks if task.scale}
+    if len(columns) > 1:
+        shown = [f"{t.column} of {t.name}" for t in tasks if t.column != "return"]
+        returns = f"returns divided by {RETURN_SCALE:g}, " if "return" in columns else ""
+        notes.append(f"the aggregates join {returns}{', '.join(shown)}")
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -127,6 +130,8 @@ def _tell(table: Table, notes: list[str]) -> None:
     for entry in table.entries:
         for name in entry.tasks if entry.kind == "ours" else ():
             score = table.scores[entry.name].get(name)
+            if learned := trained_elsewhere(entry, name):
+                notes.append(f"{entry.name}: {name} was trained on {', '.join(sorted(learned))}")
             if score is None:
                 notes.append(
                     f"{entry.name}: no seed of {name} was evaluated at the chosen env step"

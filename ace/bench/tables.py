@@ -71,7 +71,7 @@ def tasks(data: Numbers, scoring: str) -> Grid:
         row = [task["name"], NONE if step is None else f"{step:,}"]
         for name in shown:
             score = data["scores"][name].get(task["name"])
-            text = interval(score and score[scoring], 1.0 if task["column"] == "success" else 1000)
+            text = interval(score and score[scoring], 1000 if task["column"] == "return" else 1.0)
             if score and score[scoring] and score["seeds"]:
                 text += f", {len(score['seeds'])} seeds"
                 text += f" at {score['env_step']:,}" if score["env_step"] != step else ""

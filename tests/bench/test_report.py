@@ -11,7 +11,7 @@ import pytest
 
 from ace.bench import anchors, curves, published, tables
 from ace.bench.report import PlotArgs, ReportArgs, plot, report
-from ace.bench.results import ResultError, write_table
+from ace.bench.results import ResultError, add_program, write_table
 from ace.bench.scores import Task, read, read_run, take
 from ace.bench.summary import summarise
 from tests.bench.made import EVIL, STEPS, make_row, make_run, make_suite
@@ -85,6 +85,49 @@ def test_tasks_without_a_scale_are_left_out_of_aggregates(tmp_path: Path) -> Non
     assert data["aggregates"]["one"]["last"]["tasks"] == 2
     assert data["aggregates"]["one"]["last"]["mean"]["value"] == pytest.approx((30 + 250) / 2)
     assert data["scores"]["one"]["gym/Ant"]["column"] == "success"
+
+
+@pytest.mark.parametrize(
+    "task, column, value",
+    [
+        ("adroit/pen", "at_goal", 0.3),
+        ("maze/large", "coverage", 0.8),
+        ("metaworld/push", "success", 0.5),
+        ("dmc/a", "return", 7.0),
+    ],
+)
+def test_a_task_is_scored_by_its_own_number(
+    tmp_path: Path, task: str, column: str, value: float
+) -> None:
+    found = {"at_goal": 0.3, "coverage": 0.8, "success": 0.5}
+    rows = {0: {step: make_row(7.0, **found) for step in STEPS}}
+    add_program(tmp_path / "s", {"id": "p", "lanes": []}, {("one", task): rows})
+    data = numbers(tmp_path / "s")
+    score = data["scores"]["one"][task]
+    assert (score["column"], score["last"]["value"]) == (column, value)
+    assert data["aggregates"]["one"]["last"]["mean"]["value"] == pytest.approx(value)
+    text = tables.markdown([tables.tasks(data, "last")])
+    assert f"{value:.2f}" in text if value < 1 else " 7" in text
+
+
+def test_a_suite_may_choose_the_score(tmp_path: Path) -> None:
+    lanes = [{"agent": "one", "task": "corridor/short", "seed": 0}]
+    rows = {0: {step: make_row(7.0, success=0.5, farthest=0.25) for step in STEPS}}
+    about = {"id": "p", "lanes": lanes, "score": "farthest"}
+    add_program(tmp_path / "s", about, {("one", "corridor/short"): rows})
+    assert numbers(tmp_path / "s")["scores"]["one"]["corridor/short"]["last"]["value"] == 0.25
+
+
+def test_the_report_says_what_the_oracle_was_trained_on(tmp_path: Path) -> None:
+    task = "adroit/pen"
+    for agent, other in (("ace", {}), ("oracle", {"trained_on": "adroit/pen-dense"})):
+        lane = {"agent": agent, "task": task, "seed": 0, **other}
+        rows = {0: {step: make_row(900.0, at_goal=0.4) for step in STEPS}}
+        add_program(tmp_path / "s", {"id": agent, "lanes": [lane]}, {(agent, task): rows})
+    data = numbers(tmp_path / "s")
+    assert data["scores"]["oracle"][task]["last"]["value"] == 0.4
+    told = [note for note in data["notes"] if "trained on" in note]
+    assert told == ["oracle: adroit/pen was trained on adroit/pen-dense"]
 
 
 def test_public_results_and_the_paper_stand_beside_ours(

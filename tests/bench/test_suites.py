@@ -1,12 +1,22 @@
 """Suites as data, and how their lanes are packed into programs."""
 
+import io
+import json
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ace.bench import suites
-from ace.bench.jobs import Job, LaneSpec, make_jobs, make_run
+from ace.bench.bench import Planned, collect, describe_lanes, estimate, make_plan
+from ace.bench.drive import show_plan
+from ace.bench.jobs import Job, LaneSpec, entry_agent, finished_lanes, make_jobs, make_run
+from ace.bench.rates import Rates
+from ace.bench.results import ResultError, add_program, read_programs
+from ace.bench.scores import read
+from ace.bench.summary import choose_tasks
 from ace.engine.lanes import check_compatible
+from ace.run.flags import BenchArgs
 from ace.settings.config import ConfigError, flatten
 
 SMALL: dict[str, Any] = {
@@ -75,6 +85,110 @@ def test_settings_of_the_suite_are_for_the_agents_that_read_them() -> None:
         "ace": {"plan.horizon": 2, "plan.elites": 3, "seed_steps": 50},
         "sac": {"seed_steps": 50},
     }
+
+
+def test_a_variant_is_named_alone_and_joins_the_programs_of_its_agent() -> None:
+    """Novelty weights are floats, so `ace` and `ace-blind` are lanes of one program."""
+    jobs = make_jobs(parse(agents=["ace", "ace-blind", "ace-blind-td", "greedy"], lanes=100))
+    found = {tuple(sorted({lane.agent for lane in job.lanes})): job for job in jobs}
+    assert set(found) == {("ace", "ace-blind", "ace-blind-td"), ("greedy",)}
+    assert {job.agent for job in jobs} == {"ace"}
+    assert found["greedy",].settings == {"greedy": {"plan.planner": "policy"}}
+    [entry] = parse(agents={"ace-blind-long": {"settings": {"plan.horizon": 4}}}).entries
+    assert entry_agent(entry) == ("ace", {"learn.novelty_weight": 0.0, "plan.horizon": 4})
+    # What the suite sets is the user's, and wins over the variant; the agent's own wins over both.
+    settings = {"learn.novelty_weight": 0.1, "learn.td_lambda": 0.2}
+    agents = {"ace-blind-td": {"settings": {"learn.td_lambda": 0.3}}}
+    [entry] = parse(agents=agents, settings=settings).entries
+    assert entry_agent(entry)[1] == {"learn.novelty_weight": 0.1, "learn.td_lambda": 0.3}
+
+
+def test_the_papers_ablation_is_its_five_variants() -> None:
+    suite = suites.load("ablation")
+    names = ["ace", "ace-blind", "ace-blind-td", "tdmpc-s", "tdmpc-s-mve"]
+    assert [entry.name for entry in suite.entries] == names and suite.env_steps == 500_000
+
+
+def test_an_agent_may_learn_a_task_for_another_ones_results(tmp_path) -> None:
+    """The oracle: trained on the dense task, filed under the sparse one."""
+    agents = {"ace": {}, "oracle": {"agent": "ace", "task_suffix": "-dense"}}
+    tasks = {"tasks": ["metaworld/push"], "seeds": "0-1", "env_steps": 1000}
+    settings = {"replay.hindsight": 0.0}
+    [job] = make_jobs(parse(agents=agents, settings=settings, **tasks))
+    assert {lane.task for lane in job.lanes} == {"metaworld/push"}
+    assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
+    run = make_run(job, tmp_path)
+    found = {(lane.agent, setup.task) for lane, setup in zip(job.lanes, run.setups, strict=True)}
+    assert found == {("ace", "metaworld/push"), ("oracle", "metaworld/push-dense")}
+    weights = {s.task: s.config.learn.novelty_weight for s in run.setups}
+    assert weights == {"metaworld/push": 0.5, "metaworld/push-dense": 0.25}
+    told = describe_lanes(job, [{}] * len(job.lanes))
+    assert {(x["agent"], x["task"], x.get("trained_on")) for x in told} == {
+        ("ace", "metaworld/push", None),
+        ("oracle", "metaworld/push", "metaworld/push-dense"),
+    }
+    # Results that were made on another task do not count as done.
+    [plain] = make_jobs(parse(agents={"oracle": {"agent": "ace"}}, settings=settings, **tasks))
+    rows = {
+        step: {"return": 1.0, "policy_return": 1.0, "episode_length": 100.0} for step in (1000,)
+    }
+    lanes = [x for x in told if x["agent"] == "oracle"]
+    about = {"id": "p", "lanes": lanes, "config": {"env_steps": 1000}}
+    add_program(tmp_path, about, {("oracle", "metaworld/push"): {0: rows, 1: rows}})
+    assert {lane.agent for lane in finished_lanes([job], tmp_path)} == {"oracle"}
+    with pytest.raises(ResultError, match=r"task .metaworld/push-dense there, metaworld/push now"):
+        finished_lanes([plain], tmp_path)
+
+
+def test_results_of_the_oracle_are_filed_under_the_sparse_task(tmp_path) -> None:
+    agents = {"oracle": {"agent": "ace", "task_suffix": "-dense"}}
+    suite = parse(agents=agents, tasks=["metaworld/push"], seeds="3", env_steps=1000)
+    [job] = make_jobs(suite)
+    planned = Planned(job, tmp_path / "work", 500, 2, 1)
+    (tmp_path / "work" / "run").mkdir(parents=True)
+    (tmp_path / "work" / "run" / "eval.csv").write_text(
+        "lane,seed,task,env_step,return,policy_return,episode_length,wall_time,success,success_5\n"
+        "0,3,metaworld/push-dense,1000,345.5,300.0,100,9.0,0.7,0.9\n"
+    )
+    done = {"config": {}, "settings": [{}], "versions": {"device": "cpu"}}
+    (tmp_path / "work" / "done.json").write_text(json.dumps(done))
+    collect(planned, tmp_path / "results", "ace bench mine.toml", "success")
+    text = (tmp_path / "results" / "oracle" / "metaworld" / "push.csv").read_text().splitlines()
+    assert text[1] == "3,1000,345.5,300.0,100.0,0.7,0.9"
+    [about] = read_programs(tmp_path / "results")
+    assert about["lanes"][0]["trained_on"] == "metaworld/push-dense" and about["score"] == "success"
+    [entry], _ = read([tmp_path / "results"])
+    [task] = choose_tasks([entry], None, [])
+    assert (task.name, task.column, task.scale) == ("metaworld/push", "success", 1.0)
+
+
+@pytest.mark.parametrize("name, count", [("maze", 3), ("adroit-sparse", 4), ("her", 2)])
+def test_the_plan_of_a_suite_can_be_shown(name: str, count: int, tmp_path) -> None:
+    plan = make_plan(BenchArgs(name, results=tmp_path, work=tmp_path))
+    estimate(plan, Rates(tmp_path / name, tmp_path / "rates.json"), "NVIDIA H200")
+    with io.StringIO() as text:
+        show_plan(plan, "NVIDIA H200", Console(file=text, width=200), None)
+        shown = text.getvalue()
+    assert f"{count} program(s) to run" in shown and "unknown" not in shown
+    assert ("oracle (TASK-dense)" in shown) == (name == "adroit-sparse")
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"score": "at_goal"}, "probe/point has no number 'at_goal'; it has none"),
+        ({"agents": {"ace": {"task_suffix": "er"}}}, "task 'probe/pointer' unknown"),
+        (
+            {"tasks": ["dmc/cartpole-swingup"], "agents": {"ace": {"task_suffix": "_sparse"}}},
+            "dmc/cartpole-swingup_sparse cannot stand for dmc/cartpole-swingup",
+        ),
+        ({"agents": ["ace", "ace"]}, "an agent is named twice"),
+        ({"agents": ["blind"]}, "agent 'blind' unknown"),
+    ],
+)
+def test_scores_and_tasks_that_do_not_fit_are_refused(changes, why: str) -> None:
+    with pytest.raises((ConfigError, ValueError), match=why):
+        make_jobs(parse(**changes))
 
 
 def test_a_sweep_names_its_agents_by_their_values(tmp_path) -> None:

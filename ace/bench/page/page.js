@@ -22,7 +22,7 @@ const styles = new Map();
 }
 const scored = data.tasks.filter((task) => task.scale && task.env_step !== null);
 const methodsOn = () => data.methods.filter((m) => state.on.has(m.name));
-const unitOf = (task) => (task.column === "success" ? 1 : 1000);
+const unitOf = (task) => (task.column === "return" ? 1000 : 1);
 const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 
 function target(method, programs) {
