@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from ace.run.flags import EvalArgs
     from ace.run.request import Run
 
 USAGE = """usage: ace COMMAND ...
@@ -19,6 +18,7 @@ USAGE = """usage: ace COMMAND ...
   ace train TASK [TASK ...] [--seeds 0 1 2] [--env-steps N] [--preset default] [--run DIR]
   ace resume RUN [--env-steps N]
   ace eval RUN [--episodes 10] [--video]
+  ace diagnose RUN [--episodes 10]
   ace export RUN OUT [--lane 0]
   ace speed [--lanes 1 5 16 48] [--preset default] [--task dmc/quadruped-run] [--json FILE]
   ace bench SUITE [--for 25m] [--dry-run] [--ray auto]     (`ace bench list` shows the suites)
@@ -81,6 +81,7 @@ def dispatch(argv: Sequence[str]) -> None:
         "train": train,
         "resume": resume,
         "eval": evaluate,
+        "diagnose": diagnose,
         "export": export,
         "speed": speed,
         "bench": bench,
@@ -136,6 +137,7 @@ def show_help(command: str, argv: Sequence[str]) -> None:
         classes = {
             "resume": flags.ResumeArgs,
             "eval": flags.EvalArgs,
+            "diagnose": flags.DiagnoseArgs,
             "export": flags.ExportArgs,
             "speed": flags.SpeedArgs,
             "bench": flags.BenchArgs,
@@ -222,59 +224,28 @@ def evaluate(argv: Sequence[str]) -> None:
     """`ace eval`."""
     prepare_jax()
     from ace.run.flags import EvalArgs, parse
-    from ace.run.request import open_run
-    from ace.settings.config import ConfigError
 
     args = parse(EvalArgs, argv, "ace eval")
-    if args.episodes <= 0:
-        raise ConfigError(f"--episodes is {args.episodes}; it must be at least 1")
-    run = open_run(args.run)
-    from ace.engine.program import Program
-    from ace.engine.resources import count_workers
-    from ace.run import evaluate as evaluation
-    from ace.run.agent_file import load_agents
+    from ace.run.evaluate import film
+    from ace.tools import played
 
-    program = Program(run.agent, run.setups)
-    learner, agent_step = load_agents(args.run, program)
-    workers = count_workers(program.config, len(run.setups) * args.episodes)
-    evaluator = evaluation.Evaluator(program, args.episodes, workers)
-    try:
-        rows = evaluator.run(learner, agent_step)
-    finally:
-        evaluator.close()
-    show_evaluation(args, run, rows, agent_step * program.config.action_repeat)
+    found = played.play(args.run, args.episodes)
+    played.show(found)
     if args.video:
-        save_film(lambda: evaluation.film(program, learner, agent_step), args.run / "video.mp4")
+        save_film(
+            lambda: film(found.program, found.acting, found.agent_step), args.run / "video.mp4"
+        )
 
 
-def show_evaluation(args: "EvalArgs", run: "Run", rows: Sequence[Any], env_step: int) -> None:
-    """A table with a row per lane; columns that no lane has a number for are left out."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+def diagnose(argv: Sequence[str]) -> None:
+    """`ace diagnose`."""
+    prepare_jax()
+    from ace.run.flags import DiagnoseArgs, parse
 
-    lines = []
-    for setup, label, row in zip(run.setups, run.labels, rows, strict=True):
-        line = {"task": escape(setup.task), "seed": str(setup.seed), "setting": escape(label)}
-        line["return"] = f"{row.ret:.1f}"
-        if row.policy_ret is not None:
-            line["policy_return"] = f"{row.policy_ret:.1f}"
-        line["episode_length"] = f"{row.length:.0f}"
-        lines.append(line | {n: f"{x:.3g}" for n, x in row.numbers.items()})
-    title = f"{args.run}: {args.episodes} episodes after {env_step} env steps"
-    table = Table(title=escape(title))
-    # Every line has the columns in one order, but not every line has all of them.
-    names = sorted({n for line in lines for n in line}, key=lambda n: _place(n, lines))
-    names = [n for n in names if any(line.get(n) for line in lines)]
-    for name in names:
-        table.add_column(escape(name), justify="left" if name in ("task", "setting") else "right")
-    for line in lines:
-        table.add_row(*(line.get(name, "") for name in names))
-    Console().print(table)
+    args = parse(DiagnoseArgs, argv, "ace diagnose")
+    from ace.tools.diagnose import diagnose as examine
 
-
-def _place(name: str, lines: Sequence[dict[str, str]]) -> tuple[int, str]:
-    return max(list(line).index(name) for line in lines if name in line), name
+    examine(args.run, args.episodes)
 
 
 def save_film(film: Any, path: Path) -> None:

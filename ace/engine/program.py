@@ -20,7 +20,7 @@ from ace import replay
 from ace.agents import AGENTS
 from ace.engine import fused, kernels, transfer
 from ace.engine.compile import Function, compile_in_background, compiler_options
-from ace.engine.lanes import LaneSetup, check_compatible, stack
+from ace.engine.lanes import LaneSetup, check_compatible, hindsight_of, stack
 from ace.engine.messages import Message, Question, blank_message, blank_question
 from ace.engine.packing import SMALL, Packed, Packing
 from ace.engine.resources import cores
@@ -29,6 +29,7 @@ from ace.method.types import Lane, Transition
 from ace.settings import keys
 
 BLOCK = 64  # steps for which random actions are drawn at once
+AT_ONCE = 32  # most updates of one call: signals are heard between calls
 MATMUL = {"f32": "highest", "tf32": "default", "bf16": "default"}
 
 
@@ -38,6 +39,14 @@ class RunState(NamedTuple):
     learner: Any  # the agent's state
     memory: Any  # the agent's memory
     replay: replay.Replay
+
+
+class Survey(NamedTuple):
+    """What agents are asked to show how well they know a task; zeros in lanes that are not."""
+
+    states: Any  # [L, V, P, O] the values of every P are averaged over V
+    obs: Any  # [L, N, H+1, O] segments whose latents are to be predicted
+    action: Any  # [L, N, H, A]
 
 
 class Program:
@@ -50,6 +59,7 @@ class Program:
         check_compatible(setups)
         self.agent_name, self.agent = agent, AGENTS[agent]
         self.setups = list(setups)
+        self.hindsight = hindsight_of(setups)
         self.config = setups[0].config  # read only for settings that all lanes share
         largest = (max(s.sizes[0] for s in setups), max(s.sizes[1] for s in setups))
         self.obs_size, self.action_size = padded or largest
@@ -70,11 +80,17 @@ class Program:
         self._act = over(self._act_one, (0, 0, 0, 0), donate=(2,), out=(host, None))
         self._act_eval = over(self._act_eval_one, (0, 0, 0, 0), donate=(2,), out=(host, None))
         self._act_policy = over(self._act_policy_one, (0, 0, 0), out=host)
-        self._value = over(self._value_one, (0, 0, 0), out=host)
+        self._value = over(self._value_one, (0, 0, 0, 0), out=host)
+        self._survey = over(self._survey_one, (0, 0, 0, 0, 0))
         self._act_seed = over(self._act_seed_one, (0, None))
         self._add = over(self._add_one, (0, 0), donate=(0,))
         self._drop = over(replay.drop, (0, 0), donate=(0,))
-        self._update = over(self._update_one, (0, 0, 0, 0), donate=(1, 2), out=(None, None, host))
+        # The count of updates is data, so that the result does not depend on how calls group them;
+        # without the loop an update of its own is a little faster.
+        self.at_once = AT_ONCE if self.config.learn.updates_per_step > 1 else 1
+        several, axes = self.at_once > 1, (0, 0, 0, 0)
+        update, axes = (self._updates_one, (*axes, None)) if several else (self._update_one, axes)
+        self._update = over(update, axes, donate=(1, 2), out=(None, None, host))
         self._acting_part = over(self._acting_one, (0,))
 
     def init_state(self, obs: np.ndarray, capacity: int) -> RunState:
@@ -117,10 +133,20 @@ class Program:
         """Remove the running episodes of the lanes where `dropped` [L] is true."""
         return state._replace(replay=self._drop(state.replay, jnp.asarray(dropped)))
 
-    def update(self, state: RunState, message: Packed) -> tuple[RunState, jax.Array]:
-        """One update of the active lanes; metrics [L, M] in the order of the agent's names."""
-        learner, store, metrics = self._update(self.lane, state.learner, state.replay, message)
-        return RunState(learner, state.memory, store), metrics
+    def update(
+        self, state: RunState, message: Packed, count: int = 1
+    ) -> tuple[RunState, jax.Array]:
+        """`count` updates of the active lanes, at most `at_once`; metrics [L, M] of the last in the
+        order of the agent's names."""
+        more = self._counted(count)
+        out = self._update(self.lane, state.learner, state.replay, message, *more)
+        return RunState(out[0], state.memory, out[1]), out[2]
+
+    def _counted(self, count: int = 1) -> tuple[Any, ...]:
+        """The last argument of `_update`, if it makes several updates."""
+        if not 1 <= count <= self.at_once:
+            raise ValueError(f"{count} updates in one call; at most {self.at_once} here")
+        return (np.int32(count),) if self.at_once > 1 else ()
 
     def random_actions(self, agent_step: int) -> np.ndarray:
         """Uniform random actions [L, BLOCK, A] for the steps from `agent_step` on."""
@@ -165,9 +191,13 @@ class Program:
         """Actions [L, E, A] of the policy alone."""
         return self._act_policy(self.lane, acting, question)
 
-    def value(self, acting: Packed, question: Packed) -> jax.Array:
-        """The discounted return that the critics expect from the observations: [L, E]."""
-        return self._value(self.lane, acting, question)
+    def value(self, acting: Packed, question: Packed, action: np.ndarray) -> jax.Array:
+        """The discounted return that the critics expect from observations and actions: [L, E]."""
+        return self._value(self.lane, acting, question, action)
+
+    def survey(self, acting: Packed, asked: Survey) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Values [L, P] of states and errors [L] of predictions; None if the agent has no such."""
+        return jax.device_get(self._survey(self.lane, acting, *asked))
 
     def trees(self, state: RunState) -> RunState:
         """A run's state with learner and memory as trees; large arrays stay on the device."""
@@ -206,6 +236,7 @@ class Program:
             config=jax.tree.map(jnp.float32, setup.config),
             action_mask=jnp.arange(self.action_size) < setup.sizes[1],
             constants=jax.tree.map(jnp.asarray, self.agent.constants(setup.config)),
+            obs_mask=jnp.arange(self.obs_size) < setup.sizes[0],
         )
 
     @functools.cached_property
@@ -242,8 +273,10 @@ class Program:
         return self._memory.pack(memory)
 
     def _new_replay(self, obs: np.ndarray, capacity: int) -> replay.Replay:
-        start = functools.partial(replay.init, capacity, action_size=self.action_size)
-        return jax.jit(jax.vmap(lambda o: start(obs=o)))(jnp.asarray(obs))
+        def start(obs: jax.Array) -> replay.Replay:
+            return replay.init(capacity, obs, self.action_size, self.hindsight)
+
+        return jax.jit(jax.vmap(start))(jnp.asarray(obs))
 
     @property
     def kernels(self) -> kernels.Report:
@@ -270,7 +303,7 @@ class Program:
         message = _like(self._message.pack(self._blank))
         question = _like(self._question.pack(blank_question(self.obs_size, lanes, episodes)))
         copies = _like(self._repeated_memory(lanes, episodes))
-        update = (self._update, (lane, learner, shapes.replay, message))
+        update = (self._update, (lane, learner, shapes.replay, message, *self._counted()))
         act = (self._act, (lane, learner, memory, message))
         if self.table:
             # On a new card the trial of the kernels takes as long as compiling what uses them.
@@ -283,8 +316,17 @@ class Program:
         }
         rest = [later[who] for who in self.agent.plays]
         if self.agent.value:
-            rest.append((self._value, (lane, acting, question)))
+            actions = jax.ShapeDtypeStruct((lanes, episodes, self.action_size), jnp.float32)
+            rest.append((self._value, (lane, acting, question, actions)))
         return [*first, compile_in_background(self.stop, *rest, after=first)]
+
+    def compile_survey(
+        self, asked: Survey, after: Sequence[threading.Thread] = ()
+    ) -> threading.Thread:
+        """Compile `survey` in a background thread, which is started and returned."""
+        acting = jax.eval_shape(self._acting.pack, self.acting_shapes())
+        work = self._survey, (_like(self.lane), acting, *_like(asked))
+        return compile_in_background(self.stop, work, after=after)
 
     def waiting(self, evaluation: bool = False) -> list[str]:
         """The functions of a step, or of an evaluation, that are not yet compiled."""
@@ -298,9 +340,10 @@ class Program:
 
     def parts(self, state: RunState, message: Packed) -> dict[str, tuple[Function, tuple]]:
         """The functions of a step and their arguments, for measuring."""
+        learning = self.lane, state.learner, state.replay
         return {
             "plan": (self._act, (self.lane, state.learner, state.memory, message)),
-            "update": (self._update, (self.lane, state.learner, state.replay, message)),
+            "update": (self._update, (*learning, message, *self._counted())),
         }
 
     def _compile(
@@ -358,10 +401,29 @@ class Program:
         obs = self._question.unpack(question).obs
         return self.agent.act_policy(self._lane.unpack(lane), self._acting.unpack(acting), obs)
 
-    def _value_one(self, lane: Packed, acting: Packed, question: Packed) -> jax.Array:
+    def _value_one(
+        self, lane: Packed, acting: Packed, question: Packed, action: jax.Array
+    ) -> jax.Array:
         assert self.agent.value is not None
         obs = self._question.unpack(question).obs
-        return self.agent.value(self._lane.unpack(lane), self._acting.unpack(acting), obs)
+        return self.agent.value(self._lane.unpack(lane), self._acting.unpack(acting), obs, action)
+
+    def _survey_one(
+        self, lane: Packed, acting: Packed, states: jax.Array, obs: jax.Array, action: jax.Array
+    ) -> tuple[jax.Array | None, jax.Array | None]:
+        one, tree = self._lane.unpack(lane), self._acting.unpack(acting)
+        act, value, predict = (
+            self.agent.act_policy,
+            self.agent.value,
+            self.agent.prediction_error,
+        )
+        values = error = None
+        if act and value:
+            # One row of states after the other: the activations of all would fill a small device.
+            values = jax.lax.map(lambda x: value(one, tree, x, act(one, tree, x)), states).mean(0)
+        if predict:
+            error = predict(one, tree, obs, action)
+        return values, error
 
     def _act_seed_one(self, lane: Packed, agent_step: jax.Array) -> jax.Array:
         """Uniform random actions [BLOCK, A] for the steps from `agent_step` on."""
@@ -384,9 +446,27 @@ class Program:
         """One update; metrics [M] in the order of the agent's names."""
         x: Message = self._message.unpack(message)
         one, state = self._lane.unpack(lane), self._learner.unpack(learner)
-        state, store, metrics = self.agent.update(one, state, store, x.agent_step, x.active)
+        state, store, row = self._updated(one, x, state, store)
+        return self._learner.pack(state), store, row
+
+    def _updates_one(
+        self, lane: Packed, learner: Packed, store: replay.Replay, message: Packed, count: jax.Array
+    ) -> tuple[Packed, replay.Replay, jax.Array]:
+        """Several updates in one call: each call costs the host time."""
+        x: Message = self._message.unpack(message)
+        one, row = self._lane.unpack(lane), jnp.zeros(len(self.agent.metrics))
+        state, store, row = jax.lax.fori_loop(
+            0,
+            count,
+            lambda _, made: self._updated(one, x, *made[:2]),
+            (self._learner.unpack(learner), store, row),
+        )
+        return self._learner.pack(state), store, row
+
+    def _updated(self, lane: Lane, x: Message, state: Any, store: replay.Replay) -> tuple:
+        state, store, metrics = self.agent.update(lane, state, store, x.agent_step, x.active)
         row = [jnp.asarray(metrics[name], jnp.float32) for name in self.agent.metrics]
-        return self._learner.pack(state), store, jnp.stack(row) if row else jnp.zeros(0)
+        return state, store, jnp.stack(row) if row else jnp.zeros(0)
 
     def _acting_one(self, learner: Packed) -> Packed:
         # Copy the arrays: the learner's own are donated to the next update.

@@ -19,8 +19,8 @@ RESERVED = (
     "policy_return",
     "episode_length",
     "wall_time",
-    "value",
-    "discounted_return",
+    "value_bias",
+    "value_bias_std",
     "faults",
 )
 RULES = get_args(Over)

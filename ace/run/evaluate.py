@@ -14,6 +14,7 @@ from ace.settings import keys
 
 PHASES = 4, 8, 16  # calls per round (least, usual, most): choose, send, idle calls, receive
 WAIT = 0.001  # seconds between two polls of simulators that are not ready
+STATES = 85  # most states of an episode whose value is compared with its return
 RESET = 64  # calls before the first round, while the simulators reset
 Act = Callable[[np.ndarray, int], jax.Array]  # (observations [L, E, O], step) -> actions
 
@@ -24,8 +25,7 @@ class Evaluation(NamedTuple):
     ret: float  # of the first player in `Agent.plays`
     policy_ret: float | None  # of the policy alone, if `Agent.plays` has it
     length: float  # environment steps
-    value: float | None  # what the critics expect at the beginning, if the agent has critics
-    discounted: float | None  # what the episodes then returned, discounted by agent steps
+    bias: tuple[float, float] | None  # of the critics: mean and deviation of `value_bias`
     numbers: dict[str, float]  # the task's named numbers
 
 
@@ -42,6 +42,23 @@ def phases(program: Program) -> int:
     return max(least, min(most, int(0.9 * between / rounds)))
 
 
+def value_bias(
+    values: np.ndarray, rewards: np.ndarray, running: np.ndarray, discount: float
+) -> tuple[float, float]:
+    """Mean and deviation, over the first T states [T, E] of E episodes, of the critics' error in
+    units of the true return, or of 10 if that is smaller.
+
+    The true return of a state is the discounted sum of `rewards` [N, E] from there to the end of
+    its episode; `running` [T, E] tells whether the episode had not ended before the state.
+    """
+    returns, after = np.zeros_like(rewards), np.zeros(rewards.shape[1])
+    for t in range(len(rewards) - 1, -1, -1):
+        after = returns[t] = rewards[t] + discount * after
+    true = returns[: len(values)]
+    bias = ((values - true) / np.maximum(np.abs(true), 10.0))[running]
+    return float(bias.mean()), float(bias.std())
+
+
 class Evaluator:
     """Evaluation environments of every lane, kept between evaluations.
 
@@ -49,8 +66,9 @@ class Evaluator:
     same seeds: the policy's simulators run while the device plans.
     """
 
-    def __init__(self, program: Program, episodes: int, workers: int):
-        self.program, self.episodes = program, episodes
+    def __init__(self, program: Program, episodes: int, workers: int, keep_obs: bool = False):
+        """`keep_obs`: keep what the agent observes in its episodes, for `seen`."""
+        self.program, self.episodes, self.keep_obs = program, episodes, keep_obs
         self.phases = phases(program)
         self.seeds = [
             keys.host_seed(s.seed, "eval_env", e) for s in program.setups for e in range(episodes)
@@ -63,6 +81,10 @@ class Evaluator:
         ]
         self.specs = [get_spec(request.task) for request in requests]
         self.ask = {who: program.asking(episodes) for who in program.agent.plays}
+        self._ask_value = program.asking(episodes) if program.agent.value else None
+        # A cut episode lacks the end of its return, so only its first third is compared.
+        longest = max(spec.max_episode_steps or 3 * STATES * repeat for spec in self.specs)
+        self._states = min(STATES, max(1, -(-longest // repeat) // 3))
         self.envs: dict[str, VectorEnv] = {}
         for who in program.agent.plays:
             self.envs[who] = VectorEnv(
@@ -97,11 +119,25 @@ class Evaluator:
     def _start(self) -> None:
         # After two failures the episodes themselves may be at fault: play the next ones.
         seeds = self.seeds if self._attempt < 2 else None
-        self._phase, self._values = -RESET, None
+        self._phase = -RESET
+        self._values: list[tuple[jax.Array, np.ndarray]] = []  # values and running [L, E] per step
         self._players = [
             _Player(envs, self._actor(who, *self._given), seeds, self)
             for who, envs in self.envs.items()
         ]
+
+    @property
+    def acting(self) -> Any:
+        """The agents that are evaluated."""
+        return self._given[0]
+
+    @property
+    def seen(self) -> np.ndarray:
+        """What the agent has observed, if that is kept: [steps + 1, L, E, O], NaN past the end of
+        an episode."""
+        lanes, episodes = self._players[0].shape
+        kept = np.stack(self._players[0].seen)
+        return kept.reshape(len(kept), lanes, episodes, -1)
 
     @property
     def rounds(self) -> int:
@@ -123,8 +159,6 @@ class Evaluator:
         players = self._players
         if self._phase in (-1, self.phases - 1) and not all(p.ready() for p in players):
             return None
-        if self._phase == 0 and self._values is None and self.program.agent.value:
-            self._values = self._expected()
         for player in reversed(players):  # policy first: its action would queue behind a plan
             if self._phase == -1:
                 player.watch()
@@ -134,6 +168,8 @@ class Evaluator:
                 player.send()
             elif self._phase == self.phases - 1:
                 player.recv()
+        if self._phase == 1 and players[0].count < self._states and self._ask_value:
+            self._values.append(self._expected(players[0], self._ask_value))
         self._phase = self._phase + 1 if self._phase < 0 else (self._phase + 1) % self.phases
         failure = next((p.failure for p in players if p.failure), "")
         if failure:
@@ -145,23 +181,32 @@ class Evaluator:
             return self._results()
         return None
 
-    def _expected(self) -> jax.Array:
-        """What the critics expect at the beginning of the episodes: [L, E]."""
-        (acting, agent_step), main = self._given, self._players[0]
-        obs = main.obs.reshape(*main.shape, -1)
-        return self.program.value(acting, self.program.asking(self.episodes)(obs, 0, agent_step))
+    def _expected(self, main: "_Player", ask: Callable) -> tuple[jax.Array, np.ndarray]:
+        """What the critics expect from the actions that were just sent."""
+        acting, agent_step = self._given
+        question = ask(main.obs.reshape(*main.shape, -1), main.count, agent_step)
+        values = self.program.value(acting, question, np.asarray(main.action))
+        return values, main.running.copy()
+
+    def _bias(self, lane: int) -> tuple[float, float] | None:
+        if not self._values:
+            return None
+        values, running = (
+            np.stack([np.asarray(x) for x in xs]) for xs in zip(*self._values, strict=True)
+        )
+        rewards = np.stack(self._players[0].rewards)
+        discount = self.program.setups[lane].config.learn.discount
+        return value_bias(values[:, lane], rewards[:, lane], running[:, lane], discount)
 
     def _results(self) -> list[Evaluation]:
         played = dict(zip(self.envs, self._players, strict=True))
         main, policy = self._players[0], played.get("policy")
-        values = None if self._values is None else np.asarray(self._values)
         return [
             Evaluation(
                 float(main.returns[lane].mean()),
                 None if policy is None else float(policy.returns[lane].mean()),
                 float(main.lengths[lane].mean()),
-                None if values is None else float(values[lane].mean()),
-                None if values is None else float(main.discounted[lane].mean()),
+                self._bias(lane),
                 main.mean_numbers(lane),
             )
             for lane in range(len(self.program.setups))
@@ -199,8 +244,8 @@ class _Player:
         envs.begin_reset(seeds)
         self.obs = np.zeros(0)
         self.returns, self.lengths = np.zeros(self.shape), np.zeros(self.shape)
-        self.discounted = np.zeros(self.shape)
-        self.discounts = np.array([[s.config.learn.discount] for s in of.program.setups])
+        self.rewards: list[np.ndarray] = []  # [L, E] per step
+        self.keep_obs, self.seen = of.keep_obs, []  # [L * E, O] per step
         self.running = np.ones(self.shape, bool)
         self.count, self.failure, self.action = 0, "", jnp.zeros(())
 
@@ -211,6 +256,8 @@ class _Player:
     def watch(self) -> None:
         """Take the first observations."""
         self.obs = self.envs.end_reset()
+        if self.keep_obs:
+            self.seen.append(self.obs)
 
     def choose(self) -> None:
         """Dispatch the computation of the next actions."""
@@ -230,9 +277,10 @@ class _Player:
         if step.faults:
             where = f"in step {self.count + 1} of an evaluation"
             self.failure = f"{step.faults[0].text}\n{where}"
-        reward = np.where(self.running, step.reward.reshape(self.shape), 0.0)
-        self.returns += reward
-        self.discounted += self.discounts**self.count * reward
+        if self.keep_obs:
+            self.seen.append(np.where(self.running.reshape(-1, 1), step.final_obs, np.nan))
+        self.rewards.append(np.where(self.running, step.reward.reshape(self.shape), 0.0))
+        self.returns += self.rewards[-1]
         self.lengths += self.running * self.repeat
         self.numbers.add(step.numbers, self.running.reshape(-1))
         self.running &= ~(step.terminated | step.truncated).reshape(self.shape)

@@ -77,6 +77,17 @@ class EvalArgs:
 
 
 @dataclass(frozen=True)
+class DiagnoseArgs:
+    """Say how a run's learning went: values against returns, planner against policy, saturated
+    actions, capped losses, clipped gradients; and what of it looks wrong."""
+
+    run: tyro.conf.Positional[Path]
+    """The run's folder."""
+    episodes: int = 10
+    """Episodes per lane of a new evaluation; 0 reads the run's files alone."""
+
+
+@dataclass(frozen=True)
 class ExportArgs:
     """Write what a trained agent plays, with its planner and by its policy alone, as files that
     need no training code."""

@@ -37,7 +37,8 @@ def default_folder(asked: TrainArgs, changed: Mapping[str, Any]) -> Path:
 def _short(name: str, agent: str) -> str:
     """`td_lambda` for `learn.td_lambda`: only an agent's own section may repeat a name."""
     section, dot, rest = name.partition(".")
-    return f"{agent}.{rest}" if section in ("own", agent) else rest if dot else name
+    own = section in ("own", agent.replace("-", "_"))
+    return f"{agent}.{rest}" if own else rest if dot else name
 
 
 def _digest(parts: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from ace.run import checkpoint, resume
 from ace.run.agent_file import load_agents, save_agents
 from ace.run.collect import Collector
 from ace.run.evaluate import Evaluation, Evaluator
+from ace.run.explore import Explorer, layout_of
 from ace.run.record import LaneInfo, Recorder, read_csv, versions, write_json
 from ace.run.request import Run
 from ace.run.signals import Signals
@@ -90,6 +91,7 @@ class Loop:
         self.workers = -(-workers // 4)
         self.evaluator: Evaluator | None = None
         self.evaluating: int | None = None  # agent step of the evaluation in progress
+        self.explorer: Explorer | None = None
         self.compiling: list[threading.Thread] = []
         self.writer = ThreadPoolExecutor(1)
         self.writing: Future[None] = self.writer.submit(lambda: None)  # write of the agents' file
@@ -140,6 +142,8 @@ class Loop:
         pending = self._pending_evaluation(run.folder, start.evaluating)
         if self.agent_step == self.steps and pending is None:
             notes.append("the run is finished")
+        repeat = self.config.action_repeat
+        until = self.env_step if pending is None else pending * repeat - 1
         labels = zip(run.setups, run.labels, strict=True)
         self.recorder = Recorder(
             run.folder,
@@ -150,10 +154,13 @@ class Loop:
             metric_names=(*program.agent.metrics, "faults"),
             numbers=self.collector.numbers.names,
             resume_at=self.env_step,
-            evaluations_until=self.env_step
-            if pending is None
-            else pending * self.config.action_repeat - 1,
+            evaluations_until=until,
         )
+        if any(layout_of(setup.task) for setup in run.setups):
+            self.explorer = Explorer(run.folder, program, until)
+            if self.compiling:
+                thread = program.compile_survey(self.explorer.survey, after=self.compiling)
+                self.compiling = [*self.compiling, thread]
         for note in notes:
             self.recorder.message(note)
         if pending is not None:
@@ -193,6 +200,8 @@ class Loop:
         self.writer.shutdown()
         if self.evaluator:
             self.evaluator.close()
+        if self.explorer:
+            self.explorer.close()
         self.collector.close()
 
     def write_versions(self, more: dict[str, Any] | None = None) -> None:
@@ -362,15 +371,18 @@ class Loop:
 
     def learn(self, due: np.ndarray) -> None:
         """Make the updates that are due."""
-        message = self.message
-        for i in range(due.max()):
-            if i and i in due:  # some lane has made all of its updates
-                message = self.program.send(self.agent_step, self.obs, active=due > i)
-            self.state, self.metrics = self.program.update(self.state, message)
-            if i % LOOK == LOOK - 1:  # bound the device's queue and refresh the console
+        program, message, made, most = self.program, self.message, 0, int(due.max())
+        while made < most:
+            if made and made in due:  # some lane has made all of its updates
+                message = program.send(self.agent_step, self.obs, active=due > made)
+            alike = int(due[due > made].min()) - made  # until the next lane has made all of its
+            count = min(alike, program.at_once)
+            self.state, self.metrics = program.update(self.state, message, count)
+            looked, made = made // LOOK, made + count
+            if looked < made // LOOK and made < most:  # bound the queue and refresh the console
                 jax.block_until_ready(self.metrics)
-                self.recorder.progress(self.env_step, updates_ahead=int(due.max()) - i - 1)
-                if self.signals.signum and due.max() > BURST:  # `run` saved before the burst
+                self.recorder.progress(self.env_step, updates_ahead=most - made)
+                if self.signals.signum and most > BURST:  # `run` saved before the burst
                     self.keeper.wait()
                     raise Stopped(self)
 
@@ -396,7 +408,8 @@ class Loop:
     def _start_evaluation(self, acting: Any, agent_step: int) -> None:
         try:
             if self.evaluator is None:
-                self.evaluator = Evaluator(self.program, self.config.eval_episodes, self.workers)
+                episodes, keep = self.config.eval_episodes, self.explorer is not None
+                self.evaluator = Evaluator(self.program, episodes, self.workers, keep)
             self.evaluator.begin(acting, agent_step)
         except EnvError as error:
             self.give_up(str(error))
@@ -432,9 +445,11 @@ class Loop:
             self.give_up(f"{what}: {error}")
         if results is None:
             return
+        if self.explorer and self.evaluator:
+            self.store()  # the replay is to hold all steps so far
+            # Before the rows of eval.csv, which tell a continued run that all is recorded.
+            self.explorer.record(self.evaluating, self.agent_step, self.state, self.evaluator)
         for lane, e in enumerate(results):
-            values = e.value, e.discounted
-            self.recorder.evaluation(
-                lane, env_step, e.ret, e.policy_ret, e.length, e.numbers, *values
-            )
+            means = e.ret, e.policy_ret, e.length, e.numbers
+            self.recorder.evaluation(lane, env_step, *means, e.bias)
         self.evaluating = None

@@ -20,7 +20,7 @@ from ace.run.display import Display, LaneInfo, text
 from ace.settings.config import ConfigError
 
 TRAIN_COLUMNS = ("lane", "seed", "task", "env_step", "return", "episode_length", "wall_time")
-EVAL_COLUMNS = (*TRAIN_COLUMNS[:5], "policy_return", "value", "discounted_return")
+EVAL_COLUMNS = (*TRAIN_COLUMNS[:5], "policy_return", "value_bias", "value_bias_std")
 EVAL_COLUMNS += ("episode_length", "wall_time")
 PACKAGES = {
     "ace": "ace-planner",
@@ -70,7 +70,7 @@ class CsvLog:
         row = dict(zip(self.columns, next(csv.reader([line])), strict=True))
         keep = resume_at is None or int(row["env_step"]) <= resume_at
         if keep:
-            self.wall_time = max(self.wall_time, float(row["wall_time"]))
+            self.wall_time = max(self.wall_time, float(row.get("wall_time", 0)))
         return keep
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -154,15 +154,13 @@ class Recorder:
         policy_ret: SupportsFloat | None,
         length: SupportsFloat,
         numbers: Mapping[str, SupportsFloat] = MappingProxyType({}),
-        value: SupportsFloat | None = None,
-        discounted: SupportsFloat | None = None,
+        bias: tuple[float, float] | None = None,
     ) -> None:
         """Record one evaluation: mean return of the agent and of its policy alone, if that was
-        played too, means of the task's numbers, and what the critics expected at the beginning
-        beside what the episodes returned, discounted."""
+        played too, means of the task's numbers, and mean and deviation of the critics' bias."""
         self._check_numbers(numbers)
         values = {"return": ret, "policy_return": policy_ret, "episode_length": length, **numbers}
-        values |= {"value": value, "discounted_return": discounted}
+        values |= dict(zip(("value_bias", "value_bias_std"), bias or (None, None), strict=True))
         self._eval.write({**self._row(lane, env_step), **values})
         view = self._display.views[lane]
         view.eval_return = float(ret)

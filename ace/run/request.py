@@ -74,10 +74,10 @@ def with_settings(config: Config, values: Mapping[str, Any], agent: str) -> Conf
     """A config with dotted settings changed, their types checked; the agent's own section is named
     as in its flags: `sac.init_temperature`."""
     flat = settings.flatten(config)
-    changed = {}
+    own, changed = section_of(agent), {}
     for name, value in values.items():
         path = name.replace("-", "_")
-        path = f"own.{path.removeprefix(f'{agent}.')}" if path.startswith(f"{agent}.") else path
+        path = f"own.{path.removeprefix(own)}" if path.startswith(own) else path
         known("setting", path, flat)
         kind = type(flat[path])
         if kind is float and type(value) is int:
@@ -96,7 +96,8 @@ def train_class(argv: Sequence[str]) -> tuple[type[flags.TrainArgs], Config]:
     name = first.flags.get("agent", ["ace"])[-1]
     agent = find_agent(name)
     check_section(first.others, name)
-    config = settings.replace(Config(own=agent.settings and agent.settings()), agent.defaults)
+    config = Config(own=agent.settings and agent.settings())
+    config = settings.replace(config, {**agent.defaults, **agent.overrides})
     return flags.train_args(name, agent.settings), config
 
 
@@ -139,7 +140,7 @@ def make_lanes(asked: flags.TrainArgs, change: Callable[[Config], Config]) -> La
     for task in asked.tasks:
         validate_task(task)
         spec = get_spec(task)
-        default = resolve(asked.preset, task, spec, agent.defaults)
+        default = resolve(asked.preset, task, spec, agent.defaults_of(task), agent.overrides)
         default = replace(default, own=agent.settings and agent.settings())
         check_columns(spec, agent.metrics)
         config = change(default)
@@ -232,6 +233,11 @@ def find_agent(name: str) -> Any:
     return AGENTS[name]
 
 
+def section_of(agent: str) -> str:
+    """How the names of an agent's own settings begin: its name, with _ for - like all settings."""
+    return f"{agent.replace('-', '_')}."
+
+
 def import_modules(names: Iterable[str]) -> None:
     """Import modules of the user, which register agents, planners and tasks."""
     from ace.envs.explain import import_module
@@ -267,7 +273,7 @@ def variations(config: Config, vary: Sequence[str], agent: str) -> list[tuple[st
     the agent's name."""
     found, seen = [("", config)], set()
     flat = settings.flatten(config)
-    names = {re.sub(r"^own\.", f"{agent}.", name): name for name in flat if name != "own"}
+    names = {re.sub(r"^own\.", section_of(agent), name): name for name in flat if name != "own"}
     for text in vary:
         shown, _, values = text.partition("=")
         shown = shown.removeprefix("--").replace("-", "_")

@@ -115,6 +115,8 @@ class PlanConfig:
     """eta: multiplies returns in the elite weights (the paper divides by 0.5: that is 2.0 here)."""
     momentum: float = 0.1
     """Share of the old mean that survives a refit."""
+    mean_tail: Literal["repeat", "zero"] = "repeat"
+    """Last action of the mean that a plan starts from: that of the plan before again, or zero."""
     init_std: float = 0.5
     """Standard deviation at the start of each plan."""
     min_std: float = 0.05
@@ -129,6 +131,13 @@ class PlanConfig:
     """Action taken while evaluating."""
     act_noise: float = 1.0
     """While training, Gaussian noise of this many final standard deviations joins the action."""
+    policy_std: float = 0.1
+    """Planner `policy`: standard deviation of the noise on its actions while training."""
+    terminal_value: bool = True
+    """Plans count the value of their last state; without it, only the rewards that they sum up."""
+    running_reward: Literal["external", "novelty", "joint"] = "external"
+    """D10: reward that plans sum up and that the reward head therefore learns: the environment's,
+    the weighted novelty reward, or both."""
 
 
 @settings
@@ -205,6 +214,8 @@ class ReplayConfig:
     """beta: how far importance weights undo the priorities."""
     priority_floor: float = 1e-6
     """Added to every priority."""
+    hindsight: float = 0.0
+    """Share of the segments whose goal becomes one that their episode reached later; 0 is off."""
 
 
 @settings
@@ -410,6 +421,7 @@ def _check_ranges(c: Config, flat: dict[str, Any]) -> None:
     unit = ("plan.policy_fraction", "plan.momentum", "plan.elite_reuse", "learn.discount")
     unit += ("learn.td_lambda", "learn.time_decay", "learn.target_momentum", "learn.novelty_ema")
     unit += ("learn.beta1", "learn.beta2", "replay.priority_power", "replay.importance_power")
+    unit += ("replay.hindsight",)
     unit += ("repair.pessimism", "repair.policy_scale", "repair.step_stats", "repair.normalise")
     for name in unit:
         if not 0 <= flat[name] <= 1:

@@ -86,6 +86,8 @@ def _robot_settings(family: str, name: str) -> Settings:
         settings = _ADROIT | _ADROIT_TASKS.get(plain, {})
     if plain != name:
         settings["learn.novelty_weight"] = 0.25
+    elif (family, name) != ("adroit", "pen"):  # D40: the tasks with sub-goals
+        settings["replay.hindsight"] = 0.8
     return settings
 
 
@@ -111,13 +113,12 @@ def task_settings(task: str) -> Settings:
     return settings
 
 
-def _default(task: str, spec: EnvSpec) -> Settings:
+def _default(task: str, spec: EnvSpec, repeat: int) -> Settings:
     return {}
 
 
-def _paper(task: str, spec: EnvSpec) -> Settings:
+def _paper(task: str, spec: EnvSpec, repeat: int) -> Settings:
     """The text and its tables, read to the letter; schedules last five episodes (D11, D35)."""
-    repeat = task_settings(task).get("action_repeat", 1)
     episodes = 5 * (spec.max_episode_steps or 1000) // repeat
     return {
         "precision": "f32",
@@ -138,7 +139,7 @@ def _paper(task: str, spec: EnvSpec) -> Settings:
     }
 
 
-def _released(task: str, spec: EnvSpec) -> Settings:
+def _released(task: str, spec: EnvSpec, repeat: int) -> Settings:
     """What the released DMControl script does, quirks included (0.3, 2.3, section 10)."""
     humanoid = task.startswith("dmc/humanoid")
     return {
@@ -157,10 +158,11 @@ def _released(task: str, spec: EnvSpec) -> Settings:
         "parity.importance": "batch_mean",
         "parity.bc_weight": 0.0 if humanoid else 0.1,
         "parity.novelty_updates_stats": True,
+        "replay.hindsight": 0.0,
     }
 
 
-def _cpu(task: str, spec: EnvSpec) -> Settings:
+def _cpu(task: str, spec: EnvSpec, repeat: int) -> Settings:
     """Small networks and short schedules, for two cores and a few minutes."""
     return {
         "precision": "f32",
@@ -184,9 +186,8 @@ def _cpu(task: str, spec: EnvSpec) -> Settings:
     }
 
 
-def _debug(task: str, spec: EnvSpec) -> Settings:
+def _debug(task: str, spec: EnvSpec, repeat: int) -> Settings:
     """The smallest of everything: shows in seconds whether a task runs."""
-    repeat = task_settings(task).get("action_repeat", 1)
     return {
         "precision": "f32",
         "env_steps": 120 * repeat,
@@ -209,7 +210,7 @@ def _debug(task: str, spec: EnvSpec) -> Settings:
     }
 
 
-PRESETS: dict[str, Callable[[str, EnvSpec], Settings]] = {
+PRESETS: dict[str, Callable[[str, EnvSpec, int], Settings]] = {
     "default": _default,
     "paper": _paper,
     "released": _released,
@@ -219,13 +220,19 @@ PRESETS: dict[str, Callable[[str, EnvSpec], Settings]] = {
 
 
 def resolve(
-    preset: str, task: str, spec: EnvSpec, defaults: Mapping[str, Any] = MappingProxyType({})
+    preset: str,
+    task: str,
+    spec: EnvSpec,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+    overrides: Mapping[str, Any] = MappingProxyType({}),
 ) -> Config:
     """The config of a task under a preset, before any flag; `defaults` are the agent's own, which
-    a preset overrides and which override what the paper sets per task."""
+    a preset overrides and which override what the paper sets per task, `overrides` those of a
+    variant, which come last."""
     if preset not in PRESETS:
         raise ConfigError(f"preset {preset!r} unknown; choose one of {', '.join(PRESETS)}")
     config = Config()
-    for changes in (task_settings(task), defaults, PRESETS[preset](task, spec)):
+    for changes in (task_settings(task), defaults):
         config = replace(config, changes)
-    return config
+    chosen = PRESETS[preset](task, spec, config.action_repeat)
+    return replace(replace(config, chosen), overrides)

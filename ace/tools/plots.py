@@ -319,10 +319,11 @@ def _limits(axis: Any) -> None:
     axis.set_xlim(0, max(line.get_xdata()[-1] for line in axis.lines if len(line.get_xdata())))
     if axis.dataLim.ymin >= 0:
         axis.set_ylim(bottom=0)
-    axis.xaxis.set_major_formatter(lambda value, _: _steps_text(value))
+    axis.xaxis.set_major_formatter(lambda value, _: steps_text(value))
 
 
-def _steps_text(value: float) -> str:
+def steps_text(value: float) -> str:
+    """A number of steps in short: 500, 100k or 1M."""
     if value >= 1e6:
         return f"{value / 1e6:g}M"
     return f"{value / 1e3:g}k" if value >= 1e3 else f"{value:g}"

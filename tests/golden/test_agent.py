@@ -75,6 +75,24 @@ def test_score_of_a_plan(scene, horizon: int, own: float, pessimism: float) -> N
     np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-4)
 
 
+def test_without_a_terminal_value_a_plan_is_worth_its_rewards(scene) -> None:
+    """The sum over the working horizon alone, and no NaN of a critic that nobody asks."""
+    params, stats, p64, s64 = scene
+    config = replace(CONFIG, {"plan.terminal_value": False})
+    broken = params | {"value": jax.tree.map(lambda x: x * np.nan, params["value"])}
+    start, actions = np.full(4, 0.3), np.random.default_rng(1).uniform(-1, 1, (H, 7, A))
+    norms = model.planning_norms(config, params, stats)
+    given = (jnp.float32(start), jnp.zeros(3), jnp.float32(actions), jnp.int32(3))
+    ends = follow(config, params, norms, *given)
+    got = value(config, broken, ends, jnp.int32(3), jnp.ones((7, A)))
+    z, b = np.tile(start, (7, 1)), np.zeros((7, 3))
+    wanted = np.zeros(7)
+    for t in range(3):
+        z, b = step64(p64, s64["projector"], z, actions[t], b)
+        wanted += 0.8**t * ref.head(p64["reward"], b)[:, 0]
+    np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-4)
+
+
 def lane_of(config: Config, size: int = A) -> Lane:
     maps = jnp.asarray(icem.PLANNER.constants(config))
     mask = jnp.arange(size) < A
@@ -216,6 +234,18 @@ def test_plans_without_proposals_or_without_anything_else(scene, changes: dict) 
     assert np.isfinite(action).all() and np.isfinite(memory.plan.mean).all()
 
 
+def test_the_planner_policy_acts_with_the_policy(scene) -> None:
+    greedy = replace(CONFIG, {"plan.planner": "policy"})
+    wanted = ref.policy(scene[2]["policy"], ref.encoder(scene[2]["encoder"], OBSERVED))
+    action, memory = act(scene, greedy, train=False)
+    np.testing.assert_allclose(action, wanted, rtol=2e-4, atol=2e-4)
+    assert memory.plan == ()
+    noisy, _ = act(scene, greedy, train=True)
+    assert 1e-4 < np.abs(noisy - wanted).max() <= 0.3 + 1e-4
+    wide, _ = act(scene, greedy, sizes=(OBS + 3, A + 2))
+    np.testing.assert_allclose(wide, [*noisy, 0, 0], atol=1e-6)
+
+
 PLAN_FLOATS = [
     name
     for name, value in flatten(CONFIG).items()
@@ -237,6 +267,8 @@ def test_every_number_of_the_planner_changes_the_plan(scene, name: str) -> None:
     }
     if name.startswith("plan.policy_ramp"):  # as many elites as samples: poor proposals matter too
         changes |= {"plan.elites": 40, "plan.temperature": 0.5}
+    if name == "plan.policy_std":
+        changes |= {"plan.planner": "policy"}
     config = replace(CONFIG, changes)
     factor = 0.0 if name == "plan.policy_ramp.start" else 0.5
     other = replace(config, {name: factor * flatten(config)[name]})

@@ -464,6 +464,22 @@ def test_every_number_of_the_learner_changes_the_update(busy, name: str) -> None
     assert changed[0].skipped == 0
 
 
+@pytest.mark.parametrize("running", ["external", "novelty", "joint"])
+def test_the_reward_head_learns_what_plans_sum_up(running: str) -> None:
+    """D10: at STEP the novelty weighs 0.2; targets, and with them the value loss, are the same."""
+    config = replace(CONFIG, {"plan.running_reward": running})
+    state, batch = start(), batch_of(short=True)
+    metrics = update(lane_of(config), state, batch, STEP, jnp.bool_(True))[2]
+    oracle = Oracle(state, batch)
+    external, novelty = oracle.batch["reward"], 0.2 * oracle.novelty
+    assert novelty.max() == pytest.approx(0.2)
+    wanted = oracle.losses()
+    sums = {"external": external, "novelty": novelty, "joint": external + novelty}
+    oracle.batch["reward"] = sums[running]
+    close(metrics["reward_loss"], oracle.losses()["reward"])
+    close(metrics["value_loss"], wanted["value"])
+
+
 def test_behaviour_cloning_term() -> None:
     """D24: H times (minus the mean of the critics plus the weighted distance to stored actions)."""
     config = replace(CONFIG, {"parity.bc_weight": 0.1})

@@ -20,6 +20,7 @@ from ace.engine.compile import Function
 from ace.engine.program import Program
 from ace.run.record import read_csv
 from ace.run.request import plan_run
+from ace.tools import played
 from tests.run.helpers import small_run
 
 # A command, and words of the line that explains what is wrong with it.
@@ -273,9 +274,9 @@ def evaluation(**values):
 )
 def test_the_table_of_an_evaluation_has_columns_that_have_numbers(rows, present, absent, capsys):
     setups = [SimpleNamespace(task="probe/point", seed=seed) for seed in range(2)]
-    run: Any = SimpleNamespace(setups=setups, labels=["", ""])
-    args: Any = SimpleNamespace(run="runs/x", episodes=1)
-    cli.show_evaluation(args, run, rows, 120)
+    run: Any = SimpleNamespace(setups=setups, labels=["", ""], folder="runs/x")
+    program: Any = SimpleNamespace(config=SimpleNamespace(action_repeat=2))
+    played.show(played.Played(run, 1, program, None, 60, rows))
     shown = capsys.readouterr().out
     assert all(word in shown for word in present)
     assert not any(word in shown for word in absent)
@@ -297,8 +298,8 @@ def test_a_run_leaves_its_results(finished):
     }  # fmt: skip
     rows = read_csv(finished / "eval.csv")
     assert list(rows[0]) == [
-        "lane", "seed", "task", "env_step", "return", "policy_return", "value",
-        "discounted_return", "episode_length", "wall_time",
+        "lane", "seed", "task", "env_step", "return", "policy_return", "value_bias",
+        "value_bias_std", "episode_length", "wall_time",
     ]  # fmt: skip
     assert [r["env_step"] for r in rows] == [60, 120]
     config = json.loads((finished / "config.json").read_text())

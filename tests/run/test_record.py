@@ -18,7 +18,8 @@ from ace.settings.config import ConfigError
 
 LANES = [LaneInfo(0, 7, "dmc/cartpole-swingup", ""), LaneInfo(1, 8, "dmc/cartpole-swingup", "")]
 EVAL_HEADER = (
-    "lane,seed,task,env_step,return,policy_return,value,discounted_return,episode_length,wall_time"
+    "lane,seed,task,env_step,return,policy_return,value_bias,value_bias_std,"
+    "episode_length,wall_time"
 )
 TRAIN_HEADER = "lane,seed,task,env_step,return,episode_length,wall_time"
 
@@ -72,14 +73,14 @@ def test_a_run_from_before_the_numbers_goes_on(tmp_path):
         record.evaluation(0, 10_000, 1.0, 2.0, 1000)
     found = read_csv(tmp_path / "eval.csv")
     assert [{name: row[name] for name in rows[0]} for row in found[:-1]] == rows
-    assert all(np.isnan(row["value"]) for row in found) and found[-1]["return"] == 1.0
+    assert all(np.isnan(row["value_bias"]) for row in found) and found[-1]["return"] == 1.0
 
 
-def test_critics_expectations_are_recorded_beside_what_came(tmp_path):
+def test_the_critics_bias_is_recorded(tmp_path):
     with recorder(tmp_path) as record:
-        record.evaluation(0, 1000, 12.5, 3.0, 1000, {}, 7.5, 8.25)
+        record.evaluation(0, 1000, 12.5, 3.0, 1000, {}, (0.25, 0.5))
     row = read_csv(tmp_path / "eval.csv")[0]
-    assert (row["value"], row["discounted_return"], row["policy_return"]) == (7.5, 8.25, 3.0)
+    assert (row["value_bias"], row["value_bias_std"], row["policy_return"]) == (0.25, 0.5, 3.0)
 
 
 def test_rows_are_on_disk_as_whole_lines_while_the_run_goes_on(tmp_path):

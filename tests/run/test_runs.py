@@ -11,7 +11,6 @@ from ace.engine.lanes import LaneSetup
 from ace.engine.program import Program
 from ace.envs import EnvSpec, VectorEnv
 from ace.run import evaluate, request
-from ace.run.record import read_csv
 from ace.settings.config import Config, replace
 from tests.run.conftest import compiled_anew
 from tests.run.helpers import QUICK, leaves, small_run
@@ -70,6 +69,11 @@ def test_every_update_was_made_and_none_skipped(two_seeds):
     assert np.all(np.asarray(state.learner.skipped) == 0)
 
 
+def test_a_run_without_a_maze_records_no_exploration(two_seeds):
+    assert not list(two_seeds.folder.glob("exploration*"))
+    assert "survey" not in two_seeds.traced
+
+
 def test_each_function_is_traced_once(two_seeds):
     traced = two_seeds.traced
     assert set(traced) >= {"act", "add", "update", "act_eval", "act_policy", "act_seed"}
@@ -81,19 +85,6 @@ def test_lanes_may_vary_a_setting(tmp_path):
     assert run.labels == ["learn.td_lambda=0", "learn.td_lambda=0.8"]
     differs = [n for n, x in leaves(state.learner.params).items() if not np.array_equal(*x)]
     assert any("value" in n for n in differs)
-
-
-def test_fewer_updates_after_the_seed_phase_and_the_value_beside_the_return(tmp_path):
-    """Two steps, reward 1 at the second: the discounted return is 0.9."""
-    varied = ("--vary", "learn.seed-updates=0,0.5,1", "--learn.discount", "0.9")
-    state, run = small_run(tmp_path / "run", "probe/discount", *QUICK, *varied)
-    config = run.setups[0].config
-    all_made = config.env_steps - 1  # one is owed at the end
-    expected = [all_made - round((1 - share) * config.seed_steps) for share in (0, 0.5, 1)]
-    assert state.learner.update_step.tolist() == expected
-    rows = read_csv(tmp_path / "run" / "eval.csv")
-    assert all(np.isclose(row["discounted_return"], 0.9) for row in rows)
-    assert all(np.isfinite(row["value"]) for row in rows) and len({r["value"] for r in rows}) > 1
 
 
 @pytest.mark.parametrize("mode", ["step", "block"])

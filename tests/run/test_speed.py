@@ -30,6 +30,14 @@ def test_products_are_counted_wherever_they_stand() -> None:
         return jax.lax.scan(lambda c, _: (c @ c, None), x, None, length=6)[0]
 
     assert flops(loop, jnp.ones((8, 8))) == 6 * 2 * 8**3
+
+    def several(x, count, rare):
+        def update(_, x):
+            return jax.lax.while_loop(lambda c: c[0, 0] > rare, lambda c: c @ c, x @ x)
+
+        return jax.lax.fori_loop(0, count, update, x)
+
+    assert flops(several, jnp.ones((8, 8)), 3, 2.0) == 2 * 8**3  # one update, no rare work
     both = flops(jax.grad(lambda w: jnp.sum(x @ w)), w)  # only the product that the gradient needs
     assert both == 2 * 2 * 3 * 4 * 5 * 7
 
