@@ -270,8 +270,9 @@ METRICS = (
 
 def agent(own: type[SacConfig], defaults: Mapping[str, Any], *more: str) -> Agent:
     """An agent of this file, of its own settings, defaults of the common ones, and more metrics."""
-    shared = {  # no clipping, uniform replay
+    shared = {  # no clipping, uniform replay, no burst of updates after the seed phase
         "precision": "f32",
+        "learn.seed_updates": 0.0,
         "learn.grad_clip": 1e9,
         "learn.target_momentum": 0.995,
         "replay.priority_power": 0.0,
@@ -316,7 +317,6 @@ _MANY_UPDATES = {  # of REDQ and SR-SAC
     "learn.learning_rate": 3e-4,
     "learn.policy_learning_rate": 3e-4,
     "learn.target_period": 1,
-    "learn.seed_updates": 0.0,
 }
 REDQ = agent(RedqConfig, _MANY_UPDATES | {"learn.updates_per_step": 20})
 SRSAC = agent(
