@@ -4,6 +4,7 @@ from tests.run.helpers import csv_rows, small_run
 
 FLAGS = (
     "--agent sac --env-steps 650 --seed-steps 200 --eval-every 650 --eval-episodes 3 --net.mlp 64 "
+    "--learn.seed-updates 1 "
     "--learn.batch 128 --learn.learning-rate 2e-3 --learn.policy-learning-rate 2e-3 "
     "--learn.target-momentum 0.95 --learn.discount 0.9 --vary replay.hindsight=0,0.8"
 )
