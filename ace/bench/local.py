@@ -33,22 +33,25 @@ def find_devices() -> list[Device]:
         raise ConfigError(f"JAX finds no device here: {done.stderr.strip()[-300:]}")
     kinds = json.loads(done.stdout.strip().splitlines()[-1])
     if kinds and kinds[0].lower() != "cpu":
-        ids = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        names = ids if len(ids) == len(kinds) else [str(i) for i in range(len(kinds))]
-        return [Device(kind, name) for kind, name in zip(kinds, names, strict=True)]
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        ids = shown.split(",") if shown else [str(i) for i in range(len(kinds))]
+        return [Device(kind, name) for kind, name in zip(kinds, ids, strict=False)]
     return [Device("cpu")]
 
 
 def environment(device: Device | None) -> dict[str, str]:
     """The environment of a job's process."""
     found = dict(os.environ)
-    if device and device.visible is not None:
-        found["CUDA_VISIBLE_DEVICES"] = device.visible
-    if found.get("ACE_BENCH_PLATFORM") is not None:  # `bench` itself keeps off the devices
+    if "ACE_BENCH_PLATFORM" in found:  # `bench` itself keeps off the devices
         platform = found.pop("ACE_BENCH_PLATFORM")
         found.pop("JAX_PLATFORMS", None)
         if platform:
             found["JAX_PLATFORMS"] = platform
+    if device and device.visible is not None:
+        found["CUDA_VISIBLE_DEVICES"] = device.visible
+        if device.kind.startswith("NVIDIA"):
+            # Without this a job that cannot reach its card would train on the CPU instead.
+            found["JAX_PLATFORMS"] = "cuda,cpu"
     return found
 
 

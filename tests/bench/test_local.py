@@ -1,0 +1,49 @@
+"""Which devices `ace bench` finds, and what a job's process is told of them."""
+
+import json
+import subprocess
+
+import pytest
+
+from ace.bench import local
+
+
+def found(monkeypatch, kinds, visible=None):
+    """The devices of a machine where JAX names these."""
+    done = subprocess.CompletedProcess([], 0, stdout=json.dumps(kinds) + "\n", stderr="")
+    monkeypatch.setattr(local.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    return local.find_devices()
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "names"),
+    [
+        (1, None, ["0"]),
+        (2, None, ["0", "1"]),
+        (1, "3", ["3"]),
+        (2, "2,GPU-5f", ["2", "GPU-5f"]),
+    ],
+)
+def test_every_accelerator_is_a_place_for_a_job_by_its_own_name(monkeypatch, count, visible, names):
+    devices = found(monkeypatch, ["NVIDIA H200"] * count, visible)
+    assert devices == [local.Device("NVIDIA H200", name) for name in names]
+
+
+def test_a_job_of_an_accelerator_sees_that_one_and_may_not_fall_back_to_the_cpu(monkeypatch):
+    monkeypatch.setenv("ACE_BENCH_PLATFORM", "")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # of `ace bench` itself
+    told = local.environment(found(monkeypatch, ["NVIDIA H200"] * 2)[1])
+    assert told["CUDA_VISIBLE_DEVICES"] == "1"
+    assert told["JAX_PLATFORMS"] == "cuda,cpu"  # JAX ends with an error where CUDA does not start
+
+
+def test_a_job_of_the_cpu_gets_the_platform_that_the_user_chose(monkeypatch):
+    (device,) = found(monkeypatch, ["cpu"])
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("ACE_BENCH_PLATFORM", "")
+    assert "JAX_PLATFORMS" not in local.environment(device)
+    monkeypatch.setenv("ACE_BENCH_PLATFORM", "cpu")
+    assert local.environment(device)["JAX_PLATFORMS"] == "cpu"
