@@ -36,6 +36,11 @@ def _known(options: dict[str, Any]) -> dict[str, Any]:
         return functools.reduce(operator.or_, map(_known, alone), {})
 
 
+# One thread traces at a time, in the order in which they asked: with the interpreter lock between
+# them, several would all be done late, and XLA, which needs no such lock, would start late.
+_TRACING = threading.Lock()
+
+
 class Function:
     """A function that is compiled once, for the shapes of its first arguments."""
 
@@ -61,7 +66,8 @@ class Function:
 
     def _compile(self, args: tuple, stop: threading.Event | None) -> Callable | None:
         try:
-            lowered = self.jitted.lower(*args)
+            with _TRACING:
+                lowered = self.jitted.lower(*args)
             if stop and stop.is_set():
                 return None
             with ThreadPoolExecutor(1) as pool:

@@ -305,10 +305,8 @@ class Program:
         copies = _like(self._repeated_memory(lanes, episodes))
         update = (self._update, (lane, learner, shapes.replay, message, *self._counted()))
         act = (self._act, (lane, learner, memory, message))
-        if self.table:
-            # On a new card the trial of the kernels takes as long as compiling what uses them.
-            threading.Thread(target=kernels.broken).start()
-        first = [compile_in_background(self.stop, work) for work in (update, act)]
+        # XLA takes longest for `act`. The trial of the kernels starts when that is traced.
+        first = [compile_in_background(self.stop, work) for work in (act, update)]
         # Evaluation is needed last, and the interpreter lock lets one thread trace at a time.
         later = {
             "agent": (self._act_eval, (lane, acting, copies, question)),
