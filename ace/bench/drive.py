@@ -39,7 +39,7 @@ def describe(planned: Planned) -> str:
     agents = sorted({lane.agent + suffixes.get(lane.agent, "") for lane in job.lanes})
     tasks = sorted({lane.task for lane in job.lanes})
     shown = ", ".join(tasks[:3]) + (f" and {len(tasks) - 3} more" if len(tasks) > 3 else "")
-    who = ", ".join(agents[:3]) + (f" and {len(agents) - 3} more" if len(agents) > 3 else "")
+    who = ", ".join(agents) if len(agents) <= 3 else f"{job.agent} in {len(agents)} settings"
     return f"{who} on {shown}"
 
 

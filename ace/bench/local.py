@@ -49,9 +49,6 @@ def environment(device: Device | None) -> dict[str, str]:
             found["JAX_PLATFORMS"] = platform
     if device and device.visible is not None:
         found["CUDA_VISIBLE_DEVICES"] = device.visible
-        if device.kind.startswith("NVIDIA"):
-            # Without this a job that cannot reach its card would train on the CPU instead.
-            found["JAX_PLATFORMS"] = "cuda,cpu"
     return found
 
 
@@ -63,7 +60,7 @@ class LocalJob:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "job.json", json.dumps(job.to_json(), indent=1) + "\n")
         self._log = (folder / "log.txt").open("ab")
-        given = (folder, save_minutes, os.getpid())
+        given = (folder, save_minutes, os.getpid(), *([device.kind] if device else []))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "ace.bench.worker", *map(str, given)],
             stdin=subprocess.DEVNULL,

@@ -1,6 +1,7 @@
-"""One job in a process of its own: `python -m ace.bench.worker FOLDER MINUTES PARENT`, where
-FOLDER/job.json says what to do. It continues where an earlier process stopped, and ends when the
-process PARENT does, which started it."""
+"""One job in a process of its own: `python -m ace.bench.worker FOLDER MINUTES PARENT [DEVICE]`,
+where FOLDER/job.json says what to do, and DEVICE is the kind of device it was planned for. It
+continues where an earlier process stopped, and ends when the process PARENT does, which started
+it."""
 
 import json
 import os
@@ -28,11 +29,24 @@ def end_with_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def work(folder: Path, save_minutes: float) -> int:
+def check_device(planned: str) -> None:
+    """Refuse another kind of device: JAX falls back to the CPU where it cannot reach a card."""
+    import jax
+
+    from ace.settings.config import ConfigError
+
+    found = jax.devices()[0].device_kind
+    if found != planned:
+        raise ConfigError(f"this job was planned for {planned}, but JAX finds {found} here")
+
+
+def work(folder: Path, save_minutes: float, device: str | None = None) -> int:
     """Train the job's lanes to their end and write what they were trained with."""
     from ace.engine import prepare
 
     prepare.load_jax()
+    if device:
+        check_device(device)
     from ace.bench.jobs import Job, describe_config, make_run
     from ace.run import loop
     from ace.run.record import versions, write_json
@@ -66,7 +80,7 @@ def main() -> None:
     end_with_parent(int(sys.argv[3]))
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     try:
-        status = work(Path(sys.argv[1]), float(sys.argv[2]))
+        status = work(Path(sys.argv[1]), float(sys.argv[2]), *sys.argv[4:])
     except Exception as error:
         if (line := explained(error)) is None:
             raise

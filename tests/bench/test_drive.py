@@ -85,6 +85,18 @@ class Scene:
         return Rate("cpu", "ace", "debug", len(planned.job.lanes), 100.0)
 
 
+@pytest.mark.parametrize(
+    ("agents", "said"),
+    [(["sac"], "sac"), (["a", "b", "c"], "a, b, c"), (list("abcd"), "ace in 4 settings")],
+)
+def test_a_job_is_described_in_a_few_words(agents, said):
+    lanes = tuple(LaneSpec(name, "dmc/walker-run", 0) for name in agents)
+    planned: Any = type(
+        "Planned", (), {"job": type("J", (), dict(lanes=lanes, agent="ace", suffixes={}))}
+    )
+    assert drive.describe(planned) == f"{said} on dmc/walker-run"
+
+
 def test_jobs_that_finish_the_most_curves_in_a_second_come_first(tmp_path, monkeypatch) -> None:
     scene = Scene(tmp_path, monkeypatch, [1, 4, 2], rates=[(1, 50.0), (4, 160.0)])
     assert [len(p.job.lanes) for p in scene.plan.todo] == [4, 2, 1]

@@ -5,7 +5,8 @@ import subprocess
 
 import pytest
 
-from ace.bench import local
+from ace.bench import local, worker
+from ace.settings.config import ConfigError
 
 
 def found(monkeypatch, kinds, visible=None):
@@ -32,12 +33,18 @@ def test_every_accelerator_is_a_place_for_a_job_by_its_own_name(monkeypatch, cou
     assert devices == [local.Device("NVIDIA H200", name) for name in names]
 
 
-def test_a_job_of_an_accelerator_sees_that_one_and_may_not_fall_back_to_the_cpu(monkeypatch):
+def test_a_job_of_an_accelerator_sees_that_one(monkeypatch):
     monkeypatch.setenv("ACE_BENCH_PLATFORM", "")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # of `ace bench` itself
     told = local.environment(found(monkeypatch, ["NVIDIA H200"] * 2)[1])
     assert told["CUDA_VISIBLE_DEVICES"] == "1"
-    assert told["JAX_PLATFORMS"] == "cuda,cpu"  # JAX ends with an error where CUDA does not start
+    assert "JAX_PLATFORMS" not in told
+
+
+def test_a_job_does_not_train_on_another_device_than_it_was_planned_for():
+    worker.check_device("cpu")
+    with pytest.raises(ConfigError, match="planned for NVIDIA H200, but JAX finds cpu here"):
+        worker.check_device("NVIDIA H200")
 
 
 def test_a_job_of_the_cpu_gets_the_platform_that_the_user_chose(monkeypatch):
