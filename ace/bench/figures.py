@@ -32,6 +32,7 @@ def write(data: Numbers, out: Path) -> list[Path]:
         end = "" if scoring == "last" else "-last3"
         made[f"aggregates{end}"] = lambda s=scoring: _aggregates(data, s)
         made[f"profiles{end}"] = lambda s=scoring: _profiles(data, s)
+        made[f"improvement{end}"] = lambda s=scoring: _improvement(data, s)
         made[f"efficiency{end}"] = lambda s=scoring: _overall(data, s, "env_step")
         made[f"wall-clock{end}"] = lambda s=scoring: _overall(data, s, "wall")
         made[f"curves{end}"] = lambda s=scoring: _curves(data, s)
@@ -196,17 +197,46 @@ def _aggregates(data: Numbers, scoring: str) -> Any:
         axis.set_title(title, loc="left", fontweight="bold")
         for place, (found, colour, whole) in enumerate(rows.values()):
             if mark := found.get(key):
-                if mark["low"] is not None:
-                    ends = [mark["low"], mark["high"]]
-                    # Other caps would lengthen the line, and so the interval.
-                    bar = {"alpha": 0.4, "linewidth": 6, "solid_capstyle": "butt"}
-                    axis.plot(ends, [place] * 2, color=colour, **bar)
-                inside = colour if whole else "white"
-                axis.plot(mark["value"], place, "o", color=colour, markersize=5, mfc=inside)
-        axis.set_yticks(range(len(rows)), list(rows))
-        axis.set_ylim(len(rows) - 0.5, -0.5)
+                _mark(axis, mark, place, colour, whole)
+        _rows(axis, list(rows))
         axis.locator_params(axis="x", nbins=4)
     return figure
+
+
+def _improvement(data: Numbers, scoring: str) -> Any:
+    """A row per pair of methods: how probably a run of the first beats one of the second."""
+    from matplotlib.figure import Figure
+
+    styles = _styles(data)
+    pairs = [pair for pair in data["improvement"][scoring] if pair["y"] in styles]
+    if not pairs:
+        return None
+    names = [f"{pair['x']} > {pair['y']}" for pair in pairs]
+    figure = Figure(figsize=(5.4, 0.9 + 0.3 * len(pairs)), layout="constrained")
+    axis = figure.subplots()
+    axis.axvline(0.5, color="#999999", linewidth=1)
+    for place, pair in enumerate(pairs):
+        _mark(axis, pair, place, styles[pair["x"]]["color"])
+    _rows(axis, names)
+    axis.set_xlim(-0.02, 1.02)
+    axis.set_xlabel("probability of improvement")
+    return figure
+
+
+def _rows(axis: Any, names: Sequence[str]) -> None:
+    """A named row for each mark, the first on top."""
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+
+
+def _mark(axis: Any, found: Numbers, place: int, colour: str, filled: bool = True) -> None:
+    """A value with its interval, in a row."""
+    if found["low"] is not None:
+        # Other caps would lengthen the line, and so the interval.
+        bar: Any = {"alpha": 0.4, "linewidth": 6, "solid_capstyle": "butt"}
+        axis.plot([found["low"], found["high"]], [place] * 2, color=colour, **bar)
+    inside = colour if filled else "white"
+    axis.plot(found["value"], place, "o", color=colour, markersize=5, mfc=inside)
 
 
 def _cropped(line: Numbers, key: str, right: float | None) -> Numbers:

@@ -174,7 +174,8 @@ def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     assert {path.suffix for path in written} >= {".png", ".pdf", ".csv", ".md", ".tex", ".html"}
     assert all(path.stat().st_size for path in written)
     assert "index.html" in capsys.readouterr().out
-    assert (out / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    for name in ("curves", "improvement"):
+        assert (out / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
     summary = json.loads((out / "summary.json").read_text())
     assert summary["aggregates"]["one"]["last"]["mean"]["value"] == 30
     rows = list(csv.DictReader((out / "scores.csv").open(newline="")))
