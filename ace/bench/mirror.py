@@ -19,6 +19,8 @@ ROWS = ("run/train.csv", "run/eval.csv")
 AGENTS = f"run/{AGENT_FILE}"
 ABOUT = ("run/config.json", "run/versions.json", "done.json")
 STEPS = "run/checkpoints"
+# What a maze records comes before the rows of its evaluation, which say that it is there.
+EXPLORED_ROWS, EXPLORED = "run/exploration.csv", "run/exploration"
 
 
 class Entry(NamedTuple):
@@ -41,7 +43,9 @@ def take_snapshot(folder: Path, into: Path, checkpoint: bool) -> list[Entry]:
     replay, state = _link_checkpoint(folder, into) if checkpoint else ([], [])
     agents = [AGENTS] if _link(folder / AGENTS, into / AGENTS) else []
     copied = [name for name in (*ABOUT, *ROWS) if _copy(folder / name, into / name)]
-    sizes = {name: (into / name).stat().st_size for name in (*copied, *agents, *state)}
+    explored = [name for name in _explored(folder) if _link(folder / name, into / name)]
+    explored += [EXPLORED_ROWS] if _copy(folder / EXPLORED_ROWS, into / EXPLORED_ROWS) else []
+    sizes = {name: (into / name).stat().st_size for name in (*explored, *copied, *agents, *state)}
     return [*replay, *(Entry(name, size) for name, size in sizes.items())]
 
 
@@ -59,6 +63,11 @@ def _link_checkpoint(folder: Path, into: Path) -> tuple[list[Entry], list[str]]:
             entries = [Entry(n, about["bytes"], about["sha256"]) for n, about in replay.items()]
             return entries, state
     return [], []
+
+
+def _explored(folder: Path) -> list[str]:
+    """The files that a maze's evaluations left; none is written twice."""
+    return [f"{EXPLORED}/{path.name}" for path in (folder / EXPLORED).glob("*.safetensors")]
 
 
 def _link(path: Path, into: Path) -> bool:
@@ -85,7 +94,8 @@ def _copy(path: Path, into: Path) -> bool:
 def to_send(folder: Path) -> list[Entry]:
     """The files from which a run goes on elsewhere."""
     run = folder / "run"
-    paths = [folder / name for name in (*ROWS, AGENTS)] + sorted((run / "checkpoints").glob("*/*"))
+    names = (*ROWS, AGENTS, EXPLORED_ROWS, *_explored(folder))
+    paths = [folder / name for name in names] + sorted((run / "checkpoints").glob("*/*"))
     whole = [p for p in paths if p.is_file() and not (p.parent.suffix or p.suffix == ".new")]
     return [Entry(p.relative_to(folder).as_posix(), p.stat().st_size) for p in whole]
 
@@ -114,15 +124,13 @@ def lacking(folder: Path, entries: Iterable[Entry]) -> list[Entry]:
         except CheckpointError:
             continue
         known |= {f"{STEPS}/replay/{n}": about["sha256"] for n, about in rows.items()}
-    return [
-        entry
-        for entry in entries
-        if not (
-            entry.sha256
-            and known.get(entry.name) == entry.sha256
-            and (folder / entry.name).is_file()
-        )
-    ]
+
+    def there(entry: Entry) -> bool:
+        once = entry.name.startswith(f"{EXPLORED}/")
+        same = entry.sha256 and known.get(entry.name) == entry.sha256
+        return bool(once or same) and (folder / entry.name).is_file()
+
+    return [entry for entry in entries if not there(entry)]
 
 
 def put_in_place(folder: Path, entries: Iterable[Entry]) -> None:

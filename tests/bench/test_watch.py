@@ -80,6 +80,22 @@ def test_a_replay_file_travels_once_and_old_checkpoints_are_forgotten(tmp_path) 
     assert {e.name for e in mirror.to_send(driver)} >= set(names)
 
 
+def test_what_a_maze_records_travels_once_and_before_the_rows_of_its_evaluation(tmp_path) -> None:
+    node, driver = tmp_path / "node" / "job", tmp_path / "driver"
+    advance(node / "run", 10)
+    (node / "run" / "exploration").mkdir()
+    for step in (10, 20):
+        (node / "run" / "exploration.csv").write_text(f"env_step\n{step}\n")
+        (node / "run" / "exploration" / f"{step}.safetensors").write_text(str(step))
+        names = copy(node, driver)
+        first = [f"run/exploration/{step}.safetensors", "run/exploration.csv"]
+        assert [n for n in names if "explor" in n] == first
+        assert names.index("run/exploration.csv") < names.index("run/eval.csv")
+    for name in ("exploration.csv", "exploration/10.safetensors", "exploration/20.safetensors"):
+        assert (driver / "run" / name).read_text() == (node / "run" / name).read_text()
+        assert f"run/{name}" in {e.name for e in mirror.to_send(driver)}
+
+
 def test_a_snapshot_lasts_while_the_program_goes_on(tmp_path) -> None:
     node, driver = tmp_path / "node" / "job", tmp_path / "driver"
     files = advance(node / "run", 10)
