@@ -5,7 +5,7 @@ moves their arrays; no other code looks inside an agent, so its parameters may h
 shapes. A new one is a file that makes an `Agent` and registers it (docs/extend.md).
 """
 
-from ace.agents import ace, sac, tdmpc, variants
+from ace.agents import ace, mrq, sac, tcrl, tdmpc, variants
 from ace.agents.contract import AGENTS, Agent, register
 
 __all__ = ["AGENTS", "Agent", "register"]
@@ -16,4 +16,7 @@ for _name, _agent in variants.make(ace.AGENT).items():
 register("sac", sac.AGENT)
 register("redq", sac.REDQ)
 register("srsac", sac.SRSAC)
+register("tcrl", tcrl.AGENT)
 register("tdmpc", tdmpc.AGENT)
+register("mrq", mrq.AGENT)
+register("drq", mrq.DRQ)

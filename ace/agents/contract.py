@@ -65,6 +65,8 @@ class Agent:
     """What an evaluation plays: `act`, `act_policy`, or both; the first is recorded as `return`."""
     memory: Callable[[Config, int], Memory] = _nothing
     """(config, action size): the memory before an episode."""
+    check: Callable[[Config], None] = _nothing
+    """Raises a ConfigError for settings that cannot work, before a run writes anything."""
     segment: Callable[[Config], int] = _one
     """Steps of the segments that are drawn from the replay."""
     acting_part: Callable[[State], Acting] = _everything
@@ -82,7 +84,8 @@ class Agent:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Common settings that have another default for this agent: {"learn.batch": 256}."""
     task_defaults: Callable[[str], Mapping[str, Any]] = lambda task: {}
-    """(task): the same for one task, which come after `defaults`: {"action_repeat": 8}."""
+    """(task): the same for one task, which come after `defaults`: {"action_repeat": 8}. They may
+    set fields of its own section too: {"own.n_step": 1}."""
     variant_of: str = ""
     """The agent whose functions these are, with other settings: a suite may train both in one
     program."""

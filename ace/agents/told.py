@@ -14,26 +14,28 @@ from ace.settings.config import Config, LearnConfig
 def init(rng: nets.Rng, config: Config, obs: int, action: int) -> Params:
     """Orthogonal weights and zero biases, as NumPy arrays; reward and values begin at zero."""
     n = config.net
-
-    def mlp(n_in: int, n_out: int, zero: bool = False) -> Params:
-        return {
-            "in": nets.linear_init(rng, n_in, n.mlp),
-            "mid": nets.linear_init(rng, n.mlp, n.mlp),
-            "out": nets.linear_init(rng, n.mlp, n_out, zero),
-        }
-
+    both = n.latent + action
     critics = [
-        mlp(n.latent + action, 1, zero=True) | {"norm": nets.norm_init(n.mlp)} for _ in range(2)
+        mlp_init(rng, both, n.mlp, 1, zero=True) | {"norm": nets.norm_init(n.mlp)} for _ in range(2)
     ]
     return {
         "encoder": {
             "in": nets.linear_init(rng, obs, n.encoder),
             "out": nets.linear_init(rng, n.encoder, n.latent),
         },
-        "dynamics": mlp(n.latent + action, n.latent),
-        "reward": mlp(n.latent + action, 1, zero=True),
+        "dynamics": mlp_init(rng, both, n.mlp, n.latent),
+        "reward": mlp_init(rng, both, n.mlp, 1, zero=True),
         "value": jax.tree.map(lambda *q: np.stack(q), *critics),
-        "policy": mlp(n.latent, action),
+        "policy": mlp_init(rng, n.latent, n.mlp, action),
+    }
+
+
+def mlp_init(rng: nets.Rng, n_in: int, width: int, n_out: int, zero: bool = False) -> Params:
+    """Two hidden layers of a width, and a last one that may begin at zero."""
+    return {
+        "in": nets.linear_init(rng, n_in, width),
+        "mid": nets.linear_init(rng, width, width),
+        "out": nets.linear_init(rng, width, n_out, zero),
     }
 
 
@@ -59,13 +61,15 @@ def cast(config: Config, params: Params) -> Params:
 
 
 def encode(params: Params, obs: jax.Array) -> jax.Array:
-    """z = h(s): [..., O] -> [..., latent]; observations are multiplied in full precision."""
+    """z = h(s): [..., O] -> [..., latent], with one hidden layer or two; observations are
+    multiplied in full precision."""
     p = params["encoder"]
     with jax.default_matmul_precision("highest"):
         x = obs @ p["in"]["w"]
-    return nets.linear(
-        p["out"], nets.bias_norm_act("elu", p["in"]["b"], None, x, p["out"]["w"].dtype)
-    )
+    x = nets.bias_norm_act("elu", p["in"]["b"], None, x, p["out"]["w"].dtype)
+    if "mid" in p:
+        x = nets.dense_elu(p["mid"], x)
+    return nets.linear(p["out"], x)
 
 
 def move(params: Params, z: jax.Array, action: jax.Array) -> jax.Array:

@@ -71,9 +71,10 @@ def make_config(suite_agent: str, job: Job, task: str) -> Any:
 
     task = job.trained_on(suite_agent, task)
     validate(task)
+    request.check_preset(job.preset, job.agent)
     spec, agent = get_spec(task), request.find_agent(job.agent)
-    default = resolve(job.preset, task, spec, agent.defaults_of(task))
-    default = replace(default, own=agent.settings and agent.settings())
+    own = agent.settings and agent.settings()
+    default = resolve(job.preset, task, spec, agent.defaults_of(task), own=own)
     request.check_columns(spec, agent.metrics)
     values = {"env_steps": job.env_steps} | dict(job.settings[suite_agent])
     config = request.with_settings(default, values, job.agent)

@@ -7,10 +7,12 @@ from ace.replay.ring import (
     add,
     capacity_for,
     drop,
+    forget,
     init,
     sample,
     set_priorities,
     size_in_bytes,
+    steps_in_store,
 )
 from ace.replay.tree import Tree, build_tree, draw_leaves, largest, set_leaves, total
 
@@ -23,11 +25,13 @@ __all__ = [
     "capacity_for",
     "draw_leaves",
     "drop",
+    "forget",
     "init",
     "largest",
     "sample",
     "set_leaves",
     "set_priorities",
     "size_in_bytes",
+    "steps_in_store",
     "total",
 ]

@@ -153,6 +153,26 @@ def sample(replay: Replay, config: ReplayConfig, key: jax.Array, batch: int, hor
     return look_back(replay.hindsight, found, replay.obs, left, config.hindsight, key)
 
 
+def ages(replay: Replay) -> jax.Array:
+    """Slots [C] between each slot and the newest observation's, whose age is 0."""
+    capacity = replay.obs.shape[0]
+    return (replay.cursor - jnp.arange(capacity)) % capacity
+
+
+def steps_in_store(replay: Replay) -> jax.Array:
+    """Which slots [C] hold a step: an observation with its action and reward."""
+    age = ages(replay)
+    return (age > 0) & (age < replay.stored) & ~replay.final
+
+
+def forget(replay: Replay, factor: jax.Array | float, floor: jax.Array | float) -> Replay:
+    """The same replay with priorities that fall by a factor with every step of age, down to a
+    share of themselves: to sample from, while priorities are written to the original."""
+    capacity = replay.obs.shape[0]
+    share = jnp.maximum(factor ** ages(replay).astype(jnp.float32), floor)
+    return replay._replace(tree=build_tree(replay.tree.sums[0][:capacity] * share))
+
+
 def set_priorities(
     replay: Replay,
     config: ReplayConfig,

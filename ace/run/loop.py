@@ -303,7 +303,8 @@ class Loop:
             self.learn(due)
             self.collector.send(np.asarray(action))
         got = self.collector.recv()
-        self.owed = self.owed - due + config.learn.updates_per_step
+        every = config.learn.update_every
+        self.owed = self.owed - every * due + config.learn.updates_per_step
         self.agent_step, self.ended, self.obs = agent_step + 1, got.ended, got.transition.obs
         if self.agent_step == config.seed_steps:
             shares = [s.config.learn.seed_updates for s in program.setups]
@@ -366,8 +367,8 @@ class Loop:
         ended with the last step; none in the seed phase."""
         if self.agent_step < self.config.seed_steps:
             return np.zeros_like(self.owed)
-        block = self.config.learn.update_mode == "block"
-        return np.where(self.ended, self.owed, 0) if block else self.owed.copy()
+        due = self.owed // self.config.learn.update_every
+        return np.where(self.ended, due, 0) if self.config.learn.update_mode == "block" else due
 
     def learn(self, due: np.ndarray) -> None:
         """Make the updates that are due."""

@@ -137,11 +137,12 @@ def make_lanes(asked: flags.TrainArgs, change: Callable[[Config], Config]) -> La
     from ace.settings.presets import resolve
 
     agent, lanes = find_agent(asked.agent), Lanes([], [], {})
+    check_preset(asked.preset, asked.agent)
     for task in asked.tasks:
         validate_task(task)
         spec = get_spec(task)
-        default = resolve(asked.preset, task, spec, agent.defaults_of(task), agent.overrides)
-        default = replace(default, own=agent.settings and agent.settings())
+        own = agent.settings and agent.settings()
+        default = resolve(asked.preset, task, spec, agent.defaults_of(task), agent.overrides, own)
         check_columns(spec, agent.metrics)
         config = change(default)
         machine = [replace(c, precision=resolve_precision(c.precision)) for c in (default, config)]
@@ -217,11 +218,20 @@ def check_config(name: str, config: Config) -> None:
     agent = find_agent(name)
     if "plan" in agent.sections:
         known("planner", config.plan.planner, PLANNERS)
+    agent.check(config)
     segment = agent.segment(config)
     if config.seed_steps < segment:
         raise ConfigError(
             f"seed_steps ({config.seed_steps}) is shorter than a segment ({segment} steps): there "
             "would be no segment to learn from; raise seed_steps"
+        )
+
+
+def check_preset(preset: str, name: str) -> None:
+    """Refuse a preset of ACE for another agent, which would get a mixture of two papers."""
+    if preset in ("paper", "released") and (find_agent(name).variant_of or name) != "ace":
+        raise ConfigError(
+            f"preset {preset} is about ACE, not {name}; use default (the agent's own), cpu or debug"
         )
 
 

@@ -37,7 +37,7 @@ class Progress(NamedTuple):
     agent_step: int
     next_evaluation: int  # env step
     evaluating: int | None  # agent step of the evaluation in progress
-    owed: np.ndarray  # [L] updates earned and not yet made
+    owed: np.ndarray  # [L] updates earned and not yet made, times learn.update_every
     ended: np.ndarray  # [L] lanes whose episode ended with the last step
     metrics: jax.Array | None  # [L, M] of the last update; none before the first
 

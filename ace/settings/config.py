@@ -183,6 +183,8 @@ class LearnConfig:
     """Updates between target updates."""
     updates_per_step: int = 1
     """Gradient steps per agent step."""
+    update_every: int = 1
+    """Divides `updates_per_step`: 2 is one update for every two agent steps."""
     seed_updates: float = 1.0
     """Share of the updates for the random seed steps that are made when that phase ends."""
     update_mode: Literal["step", "block"] = "step"
@@ -413,7 +415,8 @@ def _check_ranges(c: Config, flat: dict[str, Any]) -> None:
     """Check each number by itself."""
     counts = ("env_steps", "action_repeat", "seed_steps", "eval_every", "eval_episodes")
     counts += ("plan.horizon", "plan.iterations", "plan.population", "plan.elites")
-    counts += ("learn.batch", "learn.updates_per_step", "learn.target_period")
+    counts += ("learn.batch", "learn.updates_per_step", "learn.update_every")
+    counts += ("learn.target_period",)
     counts += ("parity.policy_delay", "env_timeout", "fault_limit")
     for name in (*counts, *flatten(c.net, "net.")):
         if flat[name] <= 0:

@@ -225,13 +225,14 @@ def resolve(
     spec: EnvSpec,
     defaults: Mapping[str, Any] = MappingProxyType({}),
     overrides: Mapping[str, Any] = MappingProxyType({}),
+    own: Any = None,
 ) -> Config:
     """The config of a task under a preset, before any flag; `defaults` are the agent's own, which
     a preset overrides and which override what the paper sets per task, `overrides` those of a
-    variant, which come last."""
+    variant, which come last. `own` is the agent's section, of which they may set fields too."""
     if preset not in PRESETS:
         raise ConfigError(f"preset {preset!r} unknown; choose one of {', '.join(PRESETS)}")
-    config = Config()
+    config = Config(own=own)
     for changes in (task_settings(task), defaults):
         config = replace(config, changes)
     chosen = PRESETS[preset](task, spec, config.action_repeat)

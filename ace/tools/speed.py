@@ -134,8 +134,10 @@ def count_work(run: Run) -> Times:
     plain = [s._replace(config=replace(s.config, {"kernels": "off"})) for s in run.setups[:1]]
     bench = Bench(Program(run.agent, plain), 1_000)
     parts = bench.program.parts(bench.state, bench.message)
+    # Where a call makes one update, there is no loop over several: all such loops are rare work.
+    rare = {"update": bench.program.at_once == 1}
     return {
-        part: count_flops(function.jitted.trace(*args).jaxpr)
+        part: count_flops(function.jitted.trace(*args).jaxpr, rare.get(part, False))
         for part, (function, args) in parts.items()
     }
 

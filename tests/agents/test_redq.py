@@ -211,4 +211,4 @@ def test_it_is_registered_with_the_public_settings() -> None:
 )
 def test_settings_that_cannot_work_are_refused(name: str, value: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        fresh(replace(SMALL, {f"own.{name}": value}))
+        AGENTS["redq"].check(replace(SMALL, {f"own.{name}": value}))

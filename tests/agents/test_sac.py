@@ -459,4 +459,4 @@ def test_settings_that_cannot_work_are_refused() -> None:
         ({"own.log_std_min": 3.0}, "lower it"),
     ):
         with pytest.raises(ConfigError, match=message):
-            fresh(replace(SMALL, changes))
+            AGENTS["sac"].check(replace(SMALL, changes))

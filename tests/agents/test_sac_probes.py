@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ace.agents import sac
-from tests.run.helpers import small_run
+from tests.run.helpers import optimised_updates, small_run
 
 DISCOUNT = 0.9
 TASKS = ("constant", "discount", "truncation", "action", "action_observation")
@@ -27,10 +27,7 @@ FLAGS = (
 def learned(tmp_path_factory):
     """The run, and the parameters of every lane after it."""
     folder = tmp_path_factory.mktemp("probes") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        # Its many updates are worth some optimisation, unlike those of the other tests.
-        some = {"xla_backend_optimization_level": 1}
-        patch.setattr("ace.engine.program.compiler_options", lambda: some)
+    with optimised_updates():
         state, run = small_run(folder, *[f"probe/{t}" for t in TASKS], *FLAGS.split())
     return run, state.learner.params
 

@@ -143,6 +143,20 @@ def test_what_an_agent_does_not_read_is_refused(toy, argv, message):
         plan(*argv.split())
 
 
+def test_what_an_agent_refuses_is_refused_with_the_request():
+    with pytest.raises(ConfigError, match="give 0 for no resets"):
+        plan("--agent", "srsac", "--srsac.reset-every", "-1")
+
+
+@pytest.mark.parametrize("preset", ["paper", "released"])
+def test_presets_about_ace_are_for_ace_and_its_variants(preset):
+    for name in ("sac", "tdmpc"):
+        with pytest.raises(ConfigError, match=f"preset {preset} is about ACE, not {name}"):
+            plan("--agent", name, "--preset", preset)
+    for name in ("ace", "tdmpc-s"):
+        assert plan("--agent", name, "--preset", preset).setups
+
+
 def test_settings_that_every_agent_has_are_never_refused(toy):
     same = ["--plan.horizon", "3"]  # what the preset says anyway
     run = plan("--agent", "toy", *same, "--seed-steps", "9", "--learn.td-lambda", "1")

@@ -74,6 +74,7 @@ BAD = [
     ("learn.target_momentum", 1.1),
     ("learn.target_period", 0),
     ("learn.updates_per_step", 0),
+    ("learn.update_every", 0),
     ("learn.novelty_weight", -0.1),
     ("learn.novelty_power", -0.6),
     ("learn.novelty_ema", 1.1),

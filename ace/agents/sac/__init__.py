@@ -41,7 +41,6 @@ class SacState(NamedTuple):
 
 def init(config: Config, seed: int, sizes: Sizes) -> SacState:
     """A fresh agent."""
-    check(config.own)
     params = new(config, seed, sizes)
 
     def zeros(name: str) -> Any:
@@ -286,12 +285,14 @@ def agent(own: type[SacConfig], defaults: Mapping[str, Any], *more: str) -> Agen
         metrics=(*METRICS, *more),
         act_policy=act_policy,
         plays=("policy",),
+        check=lambda config: check(config.own),
         acting_part=lambda state: {"policy": state.params["policy"]},
         footprint=footprint,
         settings=own,
         sections=(
             "net.mlp",
-            *(f"learn.{name}" for name in ("batch", "discount", "updates_per_step", "update_mode")),
+            *(f"learn.{name}" for name in ("batch", "discount", "update_mode")),
+            *(f"learn.{name}" for name in ("updates_per_step", "update_every")),
             *(f"learn.{name}" for name in ("learning_rate", "policy_learning_rate", "grad_clip")),
             *(f"learn.{name}" for name in ("beta1", "beta2", "weight_decay", "seed_updates")),
             *(f"learn.{name}" for name in ("target_momentum", "target_period")),
