@@ -13,7 +13,7 @@ from ace.run.loop import Loop
 
 # A fixture: with it the broken run compiles nothing anew.
 from tests.run.conftest import shared_programs  # noqa: F401
-from tests.run.helpers import csv_rows, same, small_run
+from tests.run.helpers import csv_rows, optimised_updates, same, small_run
 
 DISCOUNT = 0.9
 TASKS = ("discount", "action_observation", "truncation")
@@ -37,9 +37,7 @@ def run(folder: Path, *more: str):
 @pytest.fixture(scope="module")
 def optimised():
     """The many updates of these runs are worth some optimisation."""
-    with pytest.MonkeyPatch.context() as patch:
-        some = {"xla_backend_optimization_level": 1}
-        patch.setattr("ace.engine.program.compiler_options", lambda: some)
+    with optimised_updates():
         yield
 
 

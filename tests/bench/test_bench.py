@@ -1,16 +1,23 @@
-"""`ace bench` as a user runs it: whole, interrupted, repeated, in parts and in slices."""
+"""`ace bench` as a user runs it: whole, interrupted, repeated, in parts and in slices. Where it is
+left alone it runs in this process, and only its jobs in others: importing it takes a second."""
 
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from ace import cli
+from ace.agents import AGENTS
+from ace.bench import local
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SUITE = """
 about = "Random actions, which compile quickly."
 tasks = ["probe/point", "probe/long"]
@@ -29,24 +36,49 @@ settings = { "monkey.reach" = 0.1 }
 """
 
 
-def bench(folder: Path, *flags: str, **how) -> subprocess.Popen:
-    """Start `ace bench` in a folder."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "examples"), "COLUMNS": "200"}
+COMMAND = ("bench", "mine.toml", "--save-minutes", "0.01")
+ENVIRONMENT = {"PYTHONPATH": str(EXAMPLES), "COLUMNS": "200"}
+
+
+def start(folder: Path) -> subprocess.Popen:
+    """Start the command in a folder."""
     (folder / "mine.toml").write_text(SUITE)
     return subprocess.Popen(
-        [sys.executable, "-m", "ace", "bench", "mine.toml", "--save-minutes", "0.01", *flags],
+        [sys.executable, "-m", "ace", *COMMAND],
         cwd=folder,
-        env=environment | how.pop("env", {}),
+        env=os.environ | ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
-def ended(process: subprocess.Popen) -> str:
-    text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, text
-    return text
+Bench = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def bench(monkeypatch, capsys) -> Iterator[Bench]:
+    """The command in a folder and in this process: its exit status, and what it prints."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("ACE_BENCH_PLATFORM", "")  # set by the command: taken back afterwards
+    monkeypatch.setattr(local, "find_devices", lambda: [local.Device("cpu")])
+    importlib.reload(importlib.import_module("own_agent"))  # as in `tests/examples`
+
+    def call(folder: Path, *flags: str) -> tuple[int, str]:
+        (folder / "mine.toml").write_text(SUITE)
+        monkeypatch.chdir(folder)
+        status = 0
+        try:
+            cli.main([*COMMAND, *flags])
+        except SystemExit as stopped:
+            status = int(stopped.code or 0)
+        shown = capsys.readouterr()
+        return status, shown.out + shown.err
+
+    yield call
+    del AGENTS["monkey"]
 
 
 def tables(folder: Path) -> dict[str, bytes]:
@@ -57,7 +89,9 @@ def tables(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    text = ended(bench(folder))
+    process = start(folder)
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
     assert "2 program(s) to run on cpu" in text and "8 curve(s) added" in text
     return folder
 
@@ -80,17 +114,19 @@ def test_results_have_every_curve_and_say_how_they_were_made(whole) -> None:
     assert len(folders) == 2 and not list((whole / "runs").rglob("checkpoints"))
 
 
-def test_what_is_there_is_not_run_again(whole) -> None:
+def test_what_is_there_is_not_run_again(whole, bench) -> None:
     before = tables(whole)
-    assert "8 of 8 curves are in" in ended(bench(whole, "--dry-run"))
+    status, text = bench(whole, "--dry-run")
+    assert status == 0 and "8 of 8 curves are in" in text
     few = ["--dry-run", "--tasks", "probe/point", "--agents", "monkey-shy", "--seeds", "0-1"]
-    assert "2 of 2 curves are in" in ended(bench(whole, *few))
+    status, text = bench(whole, *few)
+    assert status == 0 and "2 of 2 curves are in" in text
     assert tables(whole) == before
 
 
-def test_killed_and_repeated_it_gives_the_same_results(whole, tmp_path) -> None:
+def test_killed_and_repeated_it_gives_the_same_results(whole, tmp_path, bench) -> None:
     for _ in range(2):  # at other points each time: what is done is kept
-        process = bench(tmp_path)
+        process = start(tmp_path)
         seen = len(tables(tmp_path))
         deadline = time.monotonic() + 60
         while len(tables(tmp_path)) <= seen and time.monotonic() < deadline:
@@ -98,40 +134,41 @@ def test_killed_and_repeated_it_gives_the_same_results(whole, tmp_path) -> None:
         time.sleep(0.5)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    ended(bench(tmp_path))
+    status, text = bench(tmp_path)
+    assert status == 0, text
     assert tables(tmp_path) == tables(whole)
 
 
-def test_parts_together_are_the_whole(whole, tmp_path) -> None:
+def test_parts_together_are_the_whole(whole, tmp_path, bench) -> None:
     for part in ("1/2", "2/2"):
-        ended(bench(tmp_path, "--shard", part, "--quiet"))
+        status, text = bench(tmp_path, "--shard", part, "--quiet")
+        assert status == 0, text
     assert tables(tmp_path) == tables(whole)
 
 
-def test_a_failing_program_is_named_at_the_end_with_a_status(tmp_path, whole) -> None:
+def test_a_failing_program_is_named_at_the_end_with_a_status(tmp_path, whole, bench) -> None:
     """One of the two programs meets a folder that it cannot write."""
     names = sorted(p.name for p in (whole / "runs/bench/mine").iterdir() if p.is_dir())
     (tmp_path / "runs/bench/mine" / names[0]).mkdir(parents=True)
     (tmp_path / "runs/bench/mine" / names[0] / "run").write_text("in the way")
-    process = bench(tmp_path)
-    text, _ = process.communicate(timeout=300)
-    assert process.returncode == 1
+    status, text = bench(tmp_path)
+    assert status == 1
     assert "1 program(s) finished, 4 curve(s) added" in text and f"failed: {names[0]}" in text
     (tmp_path / "runs/bench/mine" / names[0] / "run").unlink()
-    ended(bench(tmp_path))
+    status, text = bench(tmp_path)
+    assert status == 0, text
     assert tables(tmp_path) == tables(whole)
 
 
-def test_results_of_other_settings_are_not_counted(whole, tmp_path) -> None:
+def test_results_of_other_settings_are_not_counted(whole, tmp_path, bench) -> None:
     path = next((whole / "results/mine/programs").iterdir())
     found = json.loads(path.read_text())
     found["config"]["seed_steps"] = 7
     changed = path.read_text()
     path.write_text(json.dumps(found))
     try:
-        process = bench(tmp_path, "--results", str(whole / "results"), "--dry-run")
-        text, _ = process.communicate(timeout=300)
+        status, text = bench(tmp_path, "--results", str(whole / "results"), "--dry-run")
     finally:
         path.write_text(changed)
-    assert process.returncode == 1 and "was made with other settings" in text
+    assert status == 1 and "was made with other settings" in text
     assert "seed_steps (7 there, 40 now)" in text

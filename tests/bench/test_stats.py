@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import trim_mean
 
 from ace.bench import stats
 
@@ -139,6 +138,8 @@ def test_iqm_of_unequal_numbers_by_hand() -> None:
 
 @pytest.mark.parametrize("counts", [(1, 2), (2, 3, 5), (9, 10, 15, 14), (4, 4, 6), (3, 3, 3)])
 def test_iqm_is_the_trimmed_mean_of_repeated_runs(counts: tuple[int, ...]) -> None:
+    from scipy.stats import trim_mean  # it takes a second, which collecting tests should not
+
     rng, common = np.random.default_rng(3), math.lcm(*counts)
     scores = [np.round(rng.normal(size=n), 1) for n in counts]
     pool = np.concatenate([np.repeat(task, common // len(task)) for task in scores])

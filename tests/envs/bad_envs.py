@@ -227,6 +227,14 @@ class Short(Counter):
         return *super().step(action)[:2], True, False, {}
 
 
+class Sure(Short):
+    """Is over after one step, with reward 1."""
+
+    def reward(self, action: Any) -> float:
+        """Give 1."""
+        return 1.0
+
+
 class Endless(Counter):
     """Has no end."""
 

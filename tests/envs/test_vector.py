@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ace.envs import EnvError, EnvRequest, TaskError, VectorEnv, VectorStep
+from ace.envs.pool import remote
 
 HERE = "tests.envs.bad_envs"
 
@@ -270,7 +271,8 @@ def test_hung_worker_is_replaced(name: str, background: bool) -> None:
         assert env.step(_actions(2)).faults == []
 
 
-def test_ready_when_all_have_answered_or_one_is_lost() -> None:
+def test_ready_when_all_have_answered_or_one_is_lost(monkeypatch) -> None:
+    monkeypatch.setattr(remote, "CLOSE_SECONDS", 0.5)  # until what hangs is killed in the end
     with VectorEnv(requests(f"{HERE}:Hang", "probe/long"), 2, 2, 2, timeout=2.0) as env:
         env.begin_reset()
         _until(env.ready)

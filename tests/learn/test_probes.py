@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ace.method import model
-from tests.run.helpers import small_run
+from tests.run.helpers import optimised_updates, small_run
 
 DISCOUNT = 0.9
 TASKS = ("constant", "observation", "discount", "action", "action_observation", "truncation")
@@ -23,10 +23,7 @@ FLAGS = (
 def learned(tmp_path_factory):
     """Parameters of every lane after the run."""
     folder = tmp_path_factory.mktemp("probes") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        # Its hundreds of updates are worth some optimisation, unlike those of the other tests.
-        some = {"xla_backend_optimization_level": 1}
-        patch.setattr("ace.engine.program.compiler_options", lambda: some)
+    with optimised_updates():
         state, _ = small_run(folder, *[f"probe/{t}" for t in TASKS], *FLAGS.split())
     return state.learner.params
 

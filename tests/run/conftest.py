@@ -12,10 +12,11 @@ from ace.engine.program import Program
 from ace.settings.config import replace
 
 COMPILED: dict[tuple, object] = {}
-# Only the host reads these; `env_steps` also sets the replay's capacity, which is a shape.
+# Only the host reads these; the replay's capacity is a shape, too.
 HOST = {
     **{"env_steps": 1, "eval_every": 1, "workers": 0, "env_timeout": 1, "fault_limit": 1},
-    **{"action_repeat": 1, "learn.update_mode": "step", "learn.updates_per_step": 1},
+    **{"replay.capacity": 0, "action_repeat": 1},
+    **{"learn.update_mode": "step", "learn.updates_per_step": 1},
 }
 
 

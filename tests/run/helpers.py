@@ -1,11 +1,15 @@
 """Small runs for tests, through the same path as the command."""
 
 import csv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 
+from ace.engine.program import Program
 from ace.run import request
 from ace.run.loop import train
 
@@ -19,6 +23,23 @@ def small_run(folder: Path, *argv: str, preset: str = "debug"):
     """The final state of `ace train ARGV --preset debug` and its run."""
     run = request.plan_run([*argv, "--preset", preset, "--quiet", "--run", str(folder)])
     return train(run), run
+
+
+@contextmanager
+def optimised_updates() -> Iterator[None]:
+    """Optimise the updates of runs that learn: they make hundreds, and all other functions are
+    called too seldom for it."""
+    plain, some = Program._compile, {"xla_backend_optimization_level": 1}
+
+    def compiled(self, function, *args, **kwargs):
+        with pytest.MonkeyPatch.context() as inner:
+            if function in (self._update_one, self._updates_one):
+                inner.setattr("ace.engine.program.compiler_options", lambda: some)
+            return plain(self, function, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Program, "_compile", compiled)
+        yield
 
 
 def leaves(tree) -> dict[str, np.ndarray]:

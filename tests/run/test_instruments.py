@@ -27,7 +27,7 @@ def ran(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Program, "value", value)
         varied = ("--vary", "learn.seed-updates=0,0.5")
-        state, run = small_run(folder, "probe/constant", *QUICK, *varied)
+        state, run = small_run(folder, "tests.envs.bad_envs:Sure", *QUICK, *varied)
     return folder, state, run, asked
 
 
@@ -62,7 +62,7 @@ def test_the_diagnosis_of_a_run(ran, capsys, monkeypatch):
     cli.main(["diagnose", str(folder), "--episodes", "1"])
     out = " ".join(capsys.readouterr().out.split())
     for word in (
-        "probe/constant",
+        "bad_envs:Sure",
         "latent gap",
         "value bias",
         "planner - policy",

@@ -2,9 +2,10 @@
 
 import hashlib
 import os
+import resource
 import signal
-import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -78,10 +79,11 @@ def test_a_broken_run_ends_like_the_whole_one(whole, tmp_path, monkeypatch):
 
 
 def test_a_ring_that_has_wrapped_comes_back(tmp_path, monkeypatch):
-    argv = (*PAIR, "--replay.capacity", "40")
+    """Two times, of a capacity for which `test_signals.py` compiles as well."""
+    argv = (*PAIR, "--replay.capacity", "84", "--env-steps", "180")
     expected = train(plan(tmp_path / "whole", *argv))
     with monkeypatch.context() as patch:
-        interrupt(patch, {20, 45, 70, 90, 110}, 112)
+        interrupt(patch, {30, 75, 110, 140, 165}, 168)
         with pytest.raises(Killed):
             train(plan(tmp_path / "run", *argv))
     same(train(plan(tmp_path / "run", *argv)), expected)
@@ -148,18 +150,18 @@ def test_an_environment_that_does_not_repeat_itself_starts_a_new_episode(tmp_pat
     assert int(state.learner.update_step[0]) == run.setups[0].config.env_steps - 1
 
 
-SMALL_DISK = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-import jax
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)  # read, but write nothing
-from ace import cli
-cli.prepare_jax = lambda: None
-cli.main(sys.argv[1:])
-"""
+@contextmanager
+def small_disk() -> Iterator[None]:
+    """Let no file of this process grow past 50,000 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch, capsys):
     """A file cannot grow past a limit of the system: a write fails in its middle, as if full."""
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
@@ -167,12 +169,11 @@ def test_a_full_disk_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch):
         with pytest.raises(Killed):
             train(plan(folder))
     before = digest(folder / "checkpoints")
-    command = [sys.executable, "-c", SMALL_DISK, "resume", str(folder), "--quiet"]
-    done = subprocess.run(
-        [*command, "--save-minutes", "0.0001"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    line = done.stderr.strip().splitlines()[-1]
+    capsys.readouterr()
+    with small_disk(), pytest.raises(SystemExit) as stopped:
+        cli.main(["resume", str(folder), "--quiet", "--save-minutes", "0.0001"])
+    assert stopped.value.code == 1
+    line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("ace: the checkpoint could not be written")
     assert "agent step 30 is saved" in line and f"`ace resume {folder}`" in line
     after = digest(folder / "checkpoints")
@@ -209,6 +210,11 @@ def digest(folder: Path) -> dict[str, str]:
 
 
 def test_kills_at_random_moments(tmp_path):
-    """The command itself, with SIGKILL, while it starts and inside saves too."""
+    """The command itself, with SIGKILL, while it starts and inside saves too. The run that is left
+    alone is made in this process, which has its functions; the command finds it finished."""
+    argv = (*PAIR, "--env-steps", "120", "--eval-every", "30")
+    small_run(tmp_path / "whole", *argv)
+    before = (tmp_path / "whole" / "eval.csv").read_bytes()
     hit = kills(tmp_path, count=3, seed=1, env_steps=120)  # 50 in docs/reliability.md
     assert set(hit.values()) == {1}
+    assert (tmp_path / "whole" / "eval.csv").read_bytes() == before  # with its wall times

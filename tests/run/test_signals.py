@@ -1,7 +1,6 @@
 """Signals at any moment, and runs that are made longer: nothing is lost, and it is quick."""
 
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -125,21 +124,23 @@ def test_a_signal_is_heard_while_functions_are_compiled(whole, tmp_path, monkeyp
     same(train(plan(folder)), whole[0])
 
 
-def test_a_finished_run_can_be_made_longer(whole, tmp_path, capsys):
-    folder = Path(shutil.copytree(whole[1], tmp_path / "run"))
+def test_a_finished_run_can_be_made_longer(tmp_path, capsys):
+    folder = tmp_path / "run"
+    small_run(folder, *PAIR, "--env-steps", "41", "--eval-every", "40")
     before = csv_rows(folder, "eval.csv")
-    cli.main(["resume", str(folder), "--env-steps", "180", "--quiet"])
+    assert int(before[-1]["env_step"]) == 41
+    cli.main(["resume", str(folder), "--env-steps", "120", "--quiet"])
     assert csv_rows(folder, "eval.csv")[: len(before)] == before
     steps = [row["env_step"] for row in read_csv(folder / "eval.csv")]
-    assert steps == [60, 60, 120, 120, 180, 180]
+    assert steps == [40, 40, 41, 41, 80, 80, 120, 120]
     longer = request.open_run(folder)
-    assert {s.config.env_steps for s in longer.setups} == {180}
+    assert {s.config.env_steps for s in longer.setups} == {120}
     state = train(longer)  # it is finished: nothing but its state
-    assert state.learner.update_step.tolist() == [179, 179]
-    assert int(state.replay.stored.min()) > 180
-    assert (np.asarray(state.replay.tree.sums[0])[:, 121:180] > 0).any(1).all()
-    with pytest.raises(ConfigError, match="made for 180"):
-        request.open_run(folder, env_steps=180)
+    assert state.learner.update_step.tolist() == [119, 119]
+    assert int(state.replay.stored.min()) > 120
+    assert (np.asarray(state.replay.tree.sums[0])[:, 85:120] > 0).any(1).all()
+    with pytest.raises(ConfigError, match="made for 120"):
+        request.open_run(folder, env_steps=120)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 the source alone, imports inside functions included."""
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -46,7 +47,12 @@ def modules() -> dict[str, Path]:
 
 
 MODULES = modules()
-TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """The source of every module, read when a test asks and not while tests are collected."""
+    return {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
 def room(name: str) -> str:
@@ -72,7 +78,7 @@ def imported(tree: ast.AST, where: str = "") -> set[str]:
 
 def ours(name: str) -> set[str]:
     """Names below ace that a module imports from other rooms."""
-    inside = {n.removeprefix("ace.") for n in imported(TREES[name], name) if n.startswith("ace.")}
+    inside = {n.removeprefix("ace.") for n in imported(trees()[name], name) if n.startswith("ace.")}
     return {n for n in inside if room(n) != room(name)}
 
 
@@ -116,7 +122,7 @@ def test_the_method_does_not_know_the_replay_and_the_replay_only_its_types(name:
 
 @pytest.mark.parametrize("name", [n for n in MODULES if room(n) == "envs"])
 def test_environments_do_not_know_jax(name: str) -> None:
-    assert not {n for n in imported(TREES[name]) if n.split(".")[0] in ("jax", "optax")}
+    assert not {n for n in imported(trees()[name]) if n.split(".")[0] in ("jax", "optax")}
 
 
 def test_only_presets_know_environments_among_the_settings() -> None:
@@ -159,13 +165,13 @@ OF_DEVICES = {
 
 @pytest.mark.parametrize("name", [n for n in MODULES if room(n) == "method"])
 def test_the_method_never_asks_what_it_runs_on(name: str) -> None:
-    assert not OF_DEVICES & {part for word in words(TREES[name]) for part in word.split(".")}
+    assert not OF_DEVICES & {part for word in words(trees()[name]) for part in word.split(".")}
 
 
 @pytest.mark.parametrize("name", [n for n in MODULES if room(n) == "method"])
 def test_the_method_rounds_no_sizes(name: str) -> None:
     """`-n % ROUND`, `n % 16` and the like are for those who know a tile size."""
-    for node in ast.walk(TREES[name]):
+    for node in ast.walk(trees()[name]):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod | ast.FloorDiv):
             by = node.right
             assert not (isinstance(by, ast.Name) and by.id.isupper()), ast.unparse(node)
@@ -174,7 +180,9 @@ def test_the_method_rounds_no_sizes(name: str) -> None:
 
 
 def test_packed_states_are_known_to_the_engine_alone() -> None:
-    knowing = {room(name) for name, tree in TREES.items() if {"Packed", "Packing"} & {*words(tree)}}
+    knowing = {
+        room(name) for name, tree in trees().items() if {"Packed", "Packing"} & {*words(tree)}
+    }
     assert knowing == {"engine"}
 
 
@@ -191,7 +199,7 @@ def test_kernels_are_known_to_the_engine_alone() -> None:
 def attributes() -> set[str]:
     """Attribute names that are read outside the files that define and set the settings."""
     found = set()
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         if name in ("settings.config", "settings.presets"):
             continue
         for node in ast.walk(tree):
@@ -210,7 +218,7 @@ def test_every_setting_is_read() -> None:
         if name.rsplit(".", 1)[-1] not in read and not any(name.endswith(r) for r in ramps)
     ]
     assert not unread
-    tree = TREES["settings.config"]
+    tree = trees()["settings.config"]
     [at] = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "at"]
     of_self = {n.attr for n in ast.walk(at) if isinstance(n, ast.Attribute)}
     assert {"start", "duration", "after_seed"} <= of_self and "at" in read
