@@ -34,15 +34,29 @@ def train_command(folder: Path, *argv: str) -> list[str]:
     return [sys.executable, "-m", "ace", "train", *argv, *often]
 
 
-def kills(folder: Path, count: int, seed: int, env_steps: int) -> dict[str, int]:
-    """Kill a run `count` times; give what the kills were aimed at. Raises if anything differs."""
+def flags(env_steps: int) -> tuple[str, ...]:
+    """What the runs train."""
     argv = (*TASKS, "--preset", "debug", "--env-steps", str(env_steps))
-    argv += ("--eval-every", str(env_steps // 4), "--plan.iterations", "1")  # quick to compile
-    subprocess.run(train_command(folder / "whole", *argv), check=True)
+    return (*argv, "--eval-every", str(env_steps // 4), "--plan.iterations", "1")  # soon compiled
+
+
+def kills(folder: Path, count: int, seed: int, env_steps: int) -> dict[str, int]:
+    """Make a run that is left alone and one that is killed `count` times; give what the kills were
+    aimed at. Raises if anything differs."""
+    whole, shot = folder / "whole", folder / "shot"
+    subprocess.run(train_command(whole, *flags(env_steps)), check=True)
+    hit = shoot(shot, count, seed, env_steps)
+    subprocess.run(train_command(shot, *flags(env_steps)), check=True)
+    compare(whole, shot)
+    return hit
+
+
+def shoot(shot: Path, count: int, seed: int, env_steps: int) -> dict[str, int]:
+    """Kill a run `count` times; give what the kills were aimed at."""
+    argv = flags(env_steps)
     rng, hit = random.Random(seed), {"start": 0, "save": 0, "step": 0}
     # Each aim once, then at random, with steps twice as likely.
     aims = [*rng.sample(sorted(hit), 3), *rng.choices([*hit, "step"], k=max(count - 3, 0))]
-    shot = folder / "shot"
 
     def half_written() -> set[Path]:
         while True:
@@ -68,8 +82,6 @@ def kills(folder: Path, count: int, seed: int, env_steps: int) -> dict[str, int]
         hit[where] += 1
         left = "inside a save" if half_written() - old else "between saves"
         print(f"kill {number + 1:3}  saved up to agent step {newest(shot):5}  {left}", flush=True)
-    subprocess.run(train_command(shot, *argv), check=True)
-    compare(folder / "whole", shot)
     return hit
 
 
