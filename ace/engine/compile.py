@@ -3,9 +3,10 @@ first call."""
 
 import contextlib
 import functools
+import gc
 import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,9 +37,23 @@ def _known(options: dict[str, Any]) -> dict[str, Any]:
         return functools.reduce(operator.or_, map(_known, alone), {})
 
 
-# One thread traces at a time, in the order in which they asked: with the interpreter lock between
-# them, several would all be done late, and XLA, which needs no such lock, would start late.
 _TRACING = threading.Lock()
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """One thread traces at a time, in the order in which they asked: with the interpreter lock
+    between them, several would all be done late, and XLA, which needs no such lock, would start
+    late. Garbage is not collected meanwhile: tracing makes many objects, which all live on, and
+    looking through them again and again takes a sixth of its time."""
+    with _TRACING:
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collecting:
+                gc.enable()
 
 
 class Function:
@@ -66,7 +81,7 @@ class Function:
 
     def _compile(self, args: tuple, stop: threading.Event | None) -> Callable | None:
         try:
-            with _TRACING:
+            with tracing():
                 lowered = self.jitted.lower(*args)
             if stop and stop.is_set():
                 return None

@@ -1,6 +1,8 @@
 """Functions that are compiled once: what a check may undo, and kernels that fail their trial."""
 
+import gc
 import threading
+import time
 from typing import Any
 
 import jax
@@ -99,3 +101,31 @@ def test_a_program_whose_kernels_fail_their_trial_computes_without_them(monkeypa
     np.testing.assert_allclose(*found, atol=1e-6)
     assert not reports[0].used and "failed their trial" in reports[0].unused()["rows"]
     assert not reports[1].unused()
+
+
+def test_functions_are_traced_one_at_a_time_without_collecting_garbage() -> None:
+    busy, seen = threading.Lock(), []
+
+    def traced(x: jax.Array) -> jax.Array:
+        with_others = not busy.acquire(blocking=False)
+        time.sleep(0.05)
+        seen.append((with_others, gc.isenabled()))
+        busy.release()
+        return x + 1
+
+    made = [Function(lambda x: traced(x)) for _ in range(3)]
+    threads = [threading.Thread(target=f.compile, args=(X,)) for f in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [(False, False)] * 3 and gc.isenabled()
+
+
+def test_garbage_is_collected_again_after_an_error() -> None:
+    def wrong(x: jax.Array) -> jax.Array:
+        raise TypeError("not this one")
+
+    with pytest.raises(TypeError, match="not this one"):
+        Function(wrong)(X)
+    assert gc.isenabled()
