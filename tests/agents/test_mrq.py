@@ -17,10 +17,10 @@ from ace.engine import fused
 from ace.method.replaceable import replaced
 from ace.method.types import Batch, Lane, Transition
 from ace.settings.config import Config, ConfigError, replace
+from tests.agents.small import ACTION, OBS, SIZES, as_f32, shaken
 from tests.golden import reference as ref
 from tests.run.helpers import leaves
 
-SIZES = OBS, ACTION = 3, 2
 HORIZON, STEPS, PERIOD, BATCH = 3, 2, 3, 4
 SMALL = replace(
     Config(own=MrqConfig()),
@@ -47,20 +47,15 @@ quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_l
 update, learn = quick(mrq.update), quick(mrq.learn)
 
 
-def lane_of(config: Config = SMALL, seed: int = 0, padded: int = ACTION) -> Lane:
+def lane_of(config: Config = SMALL, seed: int = 0, sizes: tuple[int, int] = SIZES) -> Lane:
     floats = jax.tree.map(jnp.float32, config)
-    return Lane(jnp.uint32(seed), floats, jnp.arange(padded) < ACTION, ())
+    return Lane(jnp.uint32(seed), floats, jnp.arange(sizes[1]) < ACTION, ())
 
 
 def fresh(config: Config = SMALL, seed: int = 0) -> MrqState:
     """An agent whose biases, targets and units are not those of the start: zeros hide mistakes."""
-    rng = np.random.default_rng(seed)
-    state = mrq.init(config, seed, SIZES)
-    params, target = (
-        jax.tree.map(lambda x: (x + 0.3 * rng.normal(size=x.shape)).astype("f"), tree)
-        for tree in (state.params, state.target)
-    )
-    return state._replace(params=params, target=target, scale=np.array([0.5, 0.25], "f"))
+    state = shaken(mrq.init(config, seed, SIZES), seed)
+    return state._replace(scale=np.array([0.5, 0.25], "f"))
 
 
 add = quick(functools.partial(replay.add, horizon=HORIZON))
@@ -108,10 +103,6 @@ def random_batch(seed: int, steps: int) -> dict[str, np.ndarray]:
         "weight": rng.uniform(0.3, 1, BATCH),
         "index": np.arange(BATCH),
     }
-
-
-def as_f32(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
 
 
 # The networks, once more in NumPy

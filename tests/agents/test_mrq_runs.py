@@ -12,16 +12,16 @@ import pytest
 
 from ace import cli, replay
 from ace.agents import AGENTS, mrq
-from ace.engine.lanes import stack
 from ace.envs import EnvSpec
-from ace.run.loop import Loop
 from ace.settings import keys
 from ace.settings.config import Config, flatten, replace
 from ace.settings.presets import resolve
 from ace.tools.speed import count_work
 from tests.agents import test_mrq as small
-from tests.agents.test_mrq import ACTION, OBS, PERIOD, SMALL, filled, fresh, lane_of, quick, update
-from tests.run.helpers import csv_rows, leaves, same, small_run
+from tests.agents.small import ACTION, OBS, WIDE, check_crowd, check_no_turn
+from tests.agents.test_mrq import PERIOD, SMALL, filled, fresh, lane_of, quick, update
+from tests.learn.known import DISCOUNT, VALUES, cases, judge
+from tests.run.helpers import check_broken_run, csv_rows, leaves, small_run
 
 # The schedule
 
@@ -75,39 +75,24 @@ def test_the_encoder_learns_from_fresh_batches() -> None:
 @pytest.mark.parametrize("why", ["not active", "nothing stored"])
 def test_a_lane_without_a_turn_stays_as_it_is(why: str) -> None:
     state, store = fresh(), filled() if why == "not active" else filled(0)
-    after = update(lane_of(), state, store, 0, why == "nothing stored")
-    for name, x in leaves((state, store)).items():
-        np.testing.assert_array_equal(leaves(after[:2])[name], x, err_msg=name)
+    check_no_turn(update, lane_of(), state, store, why == "nothing stored")
 
 
 def test_a_padded_lane_in_a_crowd_is_the_plain_lane_alone() -> None:
     """The encoder of the second lane has its turn, those of its neighbours do not; the fourth lane
     has its turn and is not active."""
-    wide, count = (OBS + 4, ACTION + 3), 4
     starts = [PERIOD - 1, PERIOD, PERIOD + 1, PERIOD]
     states = [fresh(seed=i)._replace(update_step=np.int32(n)) for i, n in enumerate(starts)]
-    lanes = stack([lane_of(seed=i, padded=wide[1]) for i in range(count)])
-    stores = stack([filled(sizes=wide, seed=i) for i in range(count)])
-    active = np.array([True, True, True, False])
-    both = quick(jax.vmap(mrq.update, in_axes=(0, 0, 0, None, 0)))
-    padded = stack([mrq.pad(SMALL, s, wide) for s in states])
-    crowd, crowd_store, metrics = both(lanes, padded, stores, 0, active)
-    for i in range(count):
-        alone, store, told = update(lane_of(seed=i), states[i], filled(seed=i), 0, bool(active[i]))
-        assert np.any(alone.opt[0][1].mu["encoder"]["head"]["w"]) == (i == 1)
-        for name in (*mrq.AGENT.metrics, *mrq.DRQ.metrics):
-            np.testing.assert_allclose(metrics[name][i], told[name], rtol=1e-3, atol=1e-5)
-        mine = leaves(jax.tree.map(lambda x, i=i: x[i], crowd))
-        for name, x in leaves(mrq.pad(SMALL, jax.device_get(alone), wide)).items():
-            np.testing.assert_allclose(mine[name], x, rtol=2e-3, atol=1e-5, err_msg=name)
-            np.testing.assert_array_equal(mine[name][x == 0], 0.0, err_msg=name)
-        np.testing.assert_allclose(crowd_store.tree.sums[0][i], store.tree.sums[0], rtol=1e-3)
+    turns = [[True, True, True, False]]
+    seen = check_crowd(mrq.AGENT, update, lane_of, filled, [SMALL] * 4, states, turns)
+    turned = [np.any(state.opt[0][1].mu["encoder"]["head"]["w"]) for state in seen[1]]
+    assert turned == [False, True, False, False]
     obs = np.random.default_rng(0).normal(size=OBS).astype("f")
     for train in (True, False):
         found = []
         for lane, state, size in (
             (lane_of(), states[0], OBS),
-            (lane_of(padded=wide[1]), mrq.pad(SMALL, states[0], wide), wide[0]),
+            (lane_of(sizes=WIDE), mrq.pad(SMALL, states[0], WIDE), WIDE[0]),
         ):
             acting, seen = mrq.AGENT.acting_part(state), jnp.pad(obs, (0, size - OBS))
             rest = jnp.bool_(True), jnp.int32(0), jax.random.key(3), train
@@ -192,7 +177,6 @@ def test_the_public_numbers() -> None:
 
 # Whole runs
 
-DISCOUNT = 0.9
 TASKS = ("discount", "truncation", "action_observation")
 FLAGS = (
     "--agent mrq --env-steps 560 --seed-steps 200 --eval-every 560 --net.mlp 24 --net.encoder 24 "
@@ -200,43 +184,22 @@ FLAGS = (
     "--mrq.period 14 --mrq.horizon 3 --mrq.encoder-learning-rate 2e-3 --learn.learning-rate 4e-3 "
     "--learn.policy-learning-rate 3e-3 --replay.capacity 1200"
 )
-
-
-class Killed(Exception):
-    """Stands for a kill that leaves no time to save."""
-
-
-def run(folder: Path, *more: str):
-    return small_run(folder, *[f"probe/{t}" for t in TASKS], *FLAGS.split(), *more)
+ARGV = (*[f"probe/{t}" for t in TASKS], *FLAGS.split())
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The final state of the uninterrupted run, and the run."""
-    return run(tmp_path_factory.mktemp("mrq") / "run")
+    return small_run(tmp_path_factory.mktemp("mrq") / "run", *ARGV)
 
 
-def judge(whole, task: str, obs: float) -> tuple[float, float]:
-    """The value of the policy's action at an observation, and that action."""
-    state, made = whole
-    i = TASKS.index(task)
-    learner = jax.tree.map(lambda x: x[i], state.learner)
-    lane = lane_of(made.setups[i].config)._replace(action_mask=jnp.ones(1, bool))
-    acting, seen = mrq.AGENT.acting_part(learner), jnp.array([obs])
-    action = mrq.act_policy(lane, acting, seen)
-    return float(mrq.expected(lane, acting, seen, action)), float(action[0])
+# How near to the value: where it depends on the action the policy adds its own error.
+WITHIN = {"discount": 0.05, "truncation": 0.05, "action_observation": 0.2}
 
 
-VALUES = [
-    ("discount", 0.0, DISCOUNT, 0.05),
-    ("discount", 1.0, 1.0, 0.05),
-    ("truncation", 0.0, 1 / (1 - DISCOUNT), 0.05),
-    ("action_observation", 0.5, 1.0, 0.2),
-    ("action_observation", -0.5, 1.0, 0.2),
-]
-
-
-@pytest.mark.parametrize("task, obs, value, within", VALUES)
+@pytest.mark.parametrize(
+    "task, obs, value, within", [(*case, WITHIN[case[0]]) for case in cases(VALUES, TASKS)]
+)
 def test_value(whole, task, obs, value, within):
     np.testing.assert_allclose(judge(whole, task, obs)[0], value, rtol=within)
 
@@ -257,26 +220,11 @@ def test_updates_are_counted(whole):
     np.testing.assert_allclose([float(x) for x in scales], [0.5, 1.0], atol=0.01)
 
 
-def test_a_broken_run_ends_like_the_whole_one(tmp_path, monkeypatch):
+def test_a_broken_run_ends_like_the_whole_one(tmp_path):
     """Saved between two turns of the encoder, which are at 201, 215, 229 and 243."""
-    step = Loop.step
-
-    def broken(self) -> None:
-        if self.agent_step == 222:
-            self.save()
-        if self.agent_step == 232:
-            self.keeper.wait()
-            raise Killed
-        step(self)
-
-    folders, short = (tmp_path / "whole", tmp_path / "broken"), ("--env-steps", "250")
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "step", broken)
-        with pytest.raises(Killed):
-            run(folders[1], *short)
-    same(*(run(folder, *short)[0] for folder in folders))
-    for name in ("train.csv", "eval.csv"):
-        assert csv_rows(folders[0], name) == csv_rows(folders[1], name)
+    short = (*ARGV, "--env-steps", "250")
+    whole = small_run(tmp_path / "whole", *short)
+    check_broken_run(whole, tmp_path / "broken", [({222}, 232)], *short)
 
 
 def test_it_is_evaluated_and_exported(whole, tmp_path: Path, capsys) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from ace.agents import AGENTS, sac
 from ace.agents.sac import RedqConfig, SacState
-from ace.engine.lanes import stack
 from ace.settings.config import Config, ConfigError, replace
-from tests.agents.test_sac import ACTION, OBS, SIZES, Flat, Twin, filled, lane_of, random_batch
-from tests.run.helpers import leaves
+from tests.agents.small import ACTION, SIZES, check_crowd
+from tests.agents.test_sac import Flat, Twin, filled, lane_of, random_batch
+from tests.run.helpers import leaves, same
 
 CRITICS, DELAY = 4, 3
 SMALL = replace(
@@ -159,28 +159,15 @@ def test_the_target_takes_the_smaller_of_two_drawn_critics() -> None:
 def test_a_padded_lane_in_a_crowd_is_the_plain_lane_alone() -> None:
     """Three lanes at different counts: it is the first policy's turn, then the third's; the second
     is not active."""
-    wide, active = (OBS + 4, ACTION + 3), np.array([True, False, True])
     states = [fresh(seed=seed)._replace(update_step=np.int32(5 + seed)) for seed in range(3)]
-    alone = [(s, filled(seed=seed), {}) for seed, s in enumerate(states)]
-    lanes = stack([lane_of(SMALL, seed, wide[1]) for seed in range(3)])
-    padded = stack([sac.pad(SMALL, s, wide) for s in states])
-    store = stack([filled(sizes=wide, seed=seed) for seed in range(3)])
-    both = jax.jit(jax.vmap(sac.update, in_axes=(0, 0, 0, None, 0)))
-    for turn in (0, 2):
-        padded, store, metrics = both(lanes, padded, store, 0, active)
-        for i in range(3):
-            before = alone[i][0]
-            alone[i] = update(lane_of(SMALL, i), *alone[i][:2], 0, bool(active[i]))
-            (now, _, told), name = alone[i], "mid"
-            moved = np.any(now.params["policy"][name]["w"] != before.params["policy"][name]["w"])
-            assert moved == (i == turn)
-            for name in sac.REDQ.metrics:
-                np.testing.assert_allclose(metrics[name][i], told[name], rtol=1e-4, atol=1e-6)
-            mine = leaves(jax.tree.map(lambda x, i=i: x[i], padded))
-            for name, x in leaves(sac.pad(SMALL, jax.device_get(now), wide)).items():
-                np.testing.assert_allclose(mine[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
-    for name, x in leaves(states[1]).items():
-        np.testing.assert_array_equal(leaves(alone[1][0])[name], x, err_msg=name)
+    args = (lane_of, filled, [SMALL] * 3, states, [[True, False, True]] * 2)
+    seen = check_crowd(sac.REDQ, update, *args, rtol=1e-4)
+    policies = [[state.params["policy"]["mid"]["w"] for state in after] for after in seen]
+    for update_made, turn in enumerate((0, 2)):
+        before, after = policies[update_made : update_made + 2]
+        moved = [bool(np.any(a != b)) for a, b in zip(before, after, strict=True)]
+        assert moved == [i == turn for i in range(3)]
+    same(seen[-1][1], states[1])
 
 
 def test_it_is_registered_with_the_public_settings() -> None:

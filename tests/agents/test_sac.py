@@ -16,11 +16,12 @@ from ace.agents.sac import SacConfig, SacState
 from ace.engine import fused
 from ace.engine.lanes import stack
 from ace.method.replaceable import replaced
-from ace.method.types import Batch, Lane, Transition
+from ace.method.types import Batch, Lane
 from ace.settings.config import Config, ConfigError, replace
+from tests.agents import small
+from tests.agents.small import ACTION, OBS, SIZES, check_no_turn
 from tests.run.helpers import leaves
 
-SIZES = OBS, ACTION = 3, 2
 SMALL = replace(
     Config(own=SacConfig()),
     dict(sac.AGENT.defaults)
@@ -36,32 +37,16 @@ SMALL = replace(
 )
 
 
-def lane_of(config: Config = SMALL, seed: int = 0, padded: int = ACTION) -> Lane:
+def lane_of(config: Config = SMALL, seed: int = 0, sizes: tuple[int, int] = SIZES) -> Lane:
     leaves = jax.tree.map(jnp.float32, config)
-    return Lane(jnp.uint32(seed), leaves, jnp.arange(padded) < ACTION, ())
+    return Lane(jnp.uint32(seed), leaves, jnp.arange(sizes[1]) < ACTION, ())
 
 
 def fresh(config: Config = SMALL, seed: int = 0) -> SacState:
     return sac.init(config, seed, SIZES)
 
 
-def filled(steps: int = 40, sizes: tuple[int, int] = SIZES, seed: int = 0) -> replay.Replay:
-    """A replay with episodes of five steps, every other one terminated, padded to `sizes`."""
-    rng = np.random.default_rng(seed)
-
-    def draw(real: int, size: int) -> jax.Array:
-        return jnp.asarray(np.pad(rng.uniform(-1, 1, real), (0, size - real)), jnp.float32)
-
-    add = jax.jit(functools.partial(replay.add, horizon=1))
-    store = replay.init(60, draw(OBS, sizes[0]), sizes[1])
-    for i in range(steps):
-        done = i % 5 == 4
-        action, final = draw(ACTION, sizes[1]), draw(OBS, sizes[0])
-        reward = jnp.float32(rng.normal())
-        obs = draw(OBS, sizes[0]) if done else final
-        terminated = jnp.bool_(done and i % 2 == 0)
-        store = add(store, Transition(action, reward, terminated, jnp.bool_(done), final, obs))
-    return store
+filled = functools.partial(small.filled, 1)
 
 
 update = jax.jit(sac.update)
@@ -326,7 +311,7 @@ def test_a_padded_lane_computes_what_the_unpadded_one_does() -> None:
     wide = (OBS + 4, ACTION + 3)
     plain, store = fresh(), filled()
     padded, wide_store = sac.pad(SMALL, fresh(), wide), filled(sizes=wide)
-    narrow, broad = lane_of(), lane_of(padded=wide[1])
+    narrow, broad = lane_of(), lane_of(sizes=wide)
     for _ in range(3):
         plain, store, one = update(narrow, plain, store, 0, True)
         padded, wide_store, other = update(broad, padded, wide_store, 0, True)
@@ -377,9 +362,7 @@ def test_a_lane_in_a_crowd_is_the_lane_alone() -> None:
 def test_a_lane_without_a_turn_stays_as_it_is(why: str) -> None:
     state = update(lane_of(), fresh(), filled(), 0, True)[0]  # moments that are not zero
     store = filled() if why == "not active" else filled(0)
-    after = update(lane_of(), state, store, 0, why == "nothing stored")
-    for name, x in leaves((state, store)).items():
-        np.testing.assert_array_equal(leaves(after[:2])[name], x, err_msg=name)
+    check_no_turn(update, lane_of(), state, store, why == "nothing stored")
 
 
 def test_gradients_that_are_not_finite_are_left_out_and_counted() -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ace.agents import sac
+from tests.learn.known import ACTIONS, DISCOUNT, VALUES, cases
 from tests.run.helpers import optimised_updates, small_run
 
-DISCOUNT = 0.9
 TASKS = ("constant", "discount", "truncation", "action", "action_observation")
 RATES = (0.0, 0.01)
 FLAGS = (
@@ -43,30 +43,12 @@ def judge(learned, task: str, obs: float) -> tuple[float, float]:
     return float(sac.value(params["critics"], jnp.array([obs]), action).min()), float(action[0])
 
 
-VALUES = [
-    ("constant", 0.0, 1.0),
-    ("discount", 0.0, DISCOUNT),
-    ("discount", 1.0, 1.0),
-    ("truncation", 0.0, 1 / (1 - DISCOUNT)),
-    ("action", 0.0, 1.0),
-    ("action_observation", 0.5, 1.0),
-    ("action_observation", -0.5, 1.0),
-]
-
-
-@pytest.mark.parametrize("task, obs, value", VALUES)
+@pytest.mark.parametrize("task, obs, value", cases(VALUES, TASKS))
 def test_value(learned, task, obs, value):
     np.testing.assert_allclose(judge(learned, task, obs)[0], value, rtol=0.1)
 
 
-ACTIONS = [
-    ("action", 0.0, 0.5),
-    ("action_observation", 0.5, 0.5),
-    ("action_observation", -0.5, -0.5),
-]
-
-
-@pytest.mark.parametrize("task, obs, action", ACTIONS)
+@pytest.mark.parametrize("task, obs, action", cases(ACTIONS, TASKS))
 def test_action(learned, task, obs, action):
     np.testing.assert_allclose(judge(learned, task, obs)[1], action, atol=0.15)
 

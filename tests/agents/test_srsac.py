@@ -13,13 +13,13 @@ import pytest
 from ace import cli
 from ace.agents import AGENTS, sac
 from ace.agents.sac import SacState, SrsacConfig, networks
-from ace.engine.lanes import stack
 from ace.method.types import Lane
-from ace.run.loop import Loop, train
+from ace.run.loop import train
 from ace.run.request import open_run
 from ace.settings.config import Config, replace
-from tests.agents.test_sac import ACTION, OBS, SIZES, filled
-from tests.run.helpers import leaves, same, small_run
+from tests.agents.small import ACTION, OBS, SIZES, check_crowd
+from tests.agents.test_sac import filled
+from tests.run.helpers import broken_off, leaves, same, small_run
 
 EVERY = 3
 SMALL = replace(
@@ -101,21 +101,11 @@ def test_a_padded_lane_in_a_crowd_is_the_plain_lane_alone() -> None:
     """The second lane begins anew, its neighbours do not."""
     wide = (OBS + 7, ACTION + 3)  # more inputs than units, unlike the lane alone
     states = [fresh(seed=seed)._replace(update_step=np.int32(2 + seed)) for seed in range(3)]
-    padded = stack([sac.pad(SMALL, s, wide) for s in states])
-    lanes = stack([lane_of(seed=seed, sizes=wide) for seed in range(3)])
-    store = stack([filled(sizes=wide, seed=seed) for seed in range(3)])
-    both = jax.jit(jax.vmap(sac.update, in_axes=(0, 0, 0, None, None)))
-    crowd, _, metrics = both(lanes, padded, store, 0, True)
-    for i in range(3):
-        alone, _, told = update(lane_of(seed=i), states[i], filled(seed=i), 0, True)
-        far = np.abs(alone.params["policy"]["mid"]["w"] - states[i].params["policy"]["mid"]["w"])
+    args = (lane_of, filled, [SMALL] * 3, states, [[True] * 3])
+    seen = check_crowd(sac.SRSAC, update, *args, wide=wide)
+    for i, state in enumerate(seen[1]):
+        far = np.abs(state.params["policy"]["mid"]["w"] - states[i].params["policy"]["mid"]["w"])
         assert (far.max() > 0.1) == (i == 1)
-        for name in sac.SRSAC.metrics:
-            np.testing.assert_allclose(metrics[name][i], told[name], rtol=1e-3, atol=1e-5)
-        mine = leaves(jax.tree.map(lambda x, i=i: x[i], crowd))
-        for name, x in leaves(sac.pad(SMALL, jax.device_get(alone), wide)).items():
-            np.testing.assert_allclose(mine[name], x, rtol=1e-3, atol=1e-5, err_msg=name)
-            np.testing.assert_array_equal(mine[name][x == 0], 0.0, err_msg=name)
 
 
 def test_it_is_registered_with_the_public_settings() -> None:
@@ -151,26 +141,11 @@ def test_updates_and_resets_are_counted(whole) -> None:
     assert float(last["resets"]) == (made - 1) // 33 > 5 and float(last["skipped_updates"]) == 0
 
 
-def test_a_run_goes_on_after_a_break_between_two_resets(whole, tmp_path, monkeypatch) -> None:
+def test_a_run_goes_on_after_a_break_between_two_resets(whole, tmp_path) -> None:
     """Saved after 44 steps, that is 15 updates; the first reset comes after."""
-
-    class Killed(Exception):
-        pass
-
-    step, folder = Loop.step, tmp_path / "run"
-
-    def broken(self) -> None:
-        if self.agent_step == 44:
-            self.save()
-            self.keeper.wait()
-        if self.agent_step == 49:
-            raise Killed
-        step(self)
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Loop, "step", broken)
-        small_run(folder, *FLAGS)
-    same(train(open_run(folder, quiet=True)), whole[0])
+    with broken_off({44}, 49):
+        small_run(tmp_path / "run", *FLAGS)
+    same(train(open_run(tmp_path / "run", quiet=True)), whole[0])
 
 
 def test_it_does_not_matter_how_calls_group_updates(whole, tmp_path, monkeypatch) -> None:

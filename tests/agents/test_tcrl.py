@@ -14,15 +14,15 @@ from ace.agents import tcrl, told
 from ace.agents.tcrl import AGENT, TcrlConfig, TcrlState
 from ace.engine import fused
 from ace.engine.kernels import common
-from ace.engine.lanes import stack
 from ace.method import model
 from ace.method.replaceable import replaced
 from ace.method.types import Batch, Lane, Transition
 from ace.settings.config import Config, ConfigError, replace
+from tests.agents import small
+from tests.agents.small import ACTION, OBS, SIZES, WIDE, as_f32, check_crowd, check_no_turn, shaken
 from tests.golden import reference as ref
 from tests.run.helpers import leaves
 
-SIZES = OBS, ACTION = 3, 2
 HORIZON, BATCH = 4, 5
 SMALL = replace(
     Config(own=TcrlConfig()),
@@ -46,42 +46,16 @@ SMALL = replace(
 quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
-def lane_of(config: Config = SMALL, seed: int = 0, padded: int = ACTION) -> Lane:
+def lane_of(config: Config = SMALL, seed: int = 0, sizes: tuple[int, int] = SIZES) -> Lane:
     floats = jax.tree.map(jnp.float32, config)
-    return Lane(jnp.uint32(seed), floats, jnp.arange(padded) < ACTION, ())
+    return Lane(jnp.uint32(seed), floats, jnp.arange(sizes[1]) < ACTION, ())
 
 
 def fresh(config: Config = SMALL, seed: int = 0) -> TcrlState:
-    """An agent whose biases, norms and target are not those of the start: those hide mistakes."""
-    rng = np.random.default_rng(seed)
-    state = tcrl.init(config, seed, SIZES)
-    params, target = (
-        jax.tree.map(lambda x: (x + 0.3 * rng.normal(size=x.shape)).astype("f"), tree)
-        for tree in (state.params, state.target)
-    )
-    return state._replace(params=params, target=target)
+    return shaken(tcrl.init(config, seed, SIZES), seed)
 
 
-add = quick(functools.partial(replay.add, horizon=HORIZON))
-
-
-@functools.cache
-def filled(steps: int = 40, sizes: tuple[int, int] = SIZES, seed: int = 0) -> replay.Replay:
-    """A replay with episodes of five steps, every other one terminated, padded to `sizes`."""
-    rng = np.random.default_rng(seed)
-
-    def draw(real: int, size: int) -> jax.Array:
-        return jnp.asarray(np.pad(rng.uniform(-1, 1, real), (0, size - real)), jnp.float32)
-
-    store = replay.init(60, draw(OBS, sizes[0]), sizes[1])
-    for i in range(steps):
-        done = i % 5 == 4
-        action, final = draw(ACTION, sizes[1]), draw(OBS, sizes[0])
-        reward = jnp.float32(rng.normal())
-        obs = draw(OBS, sizes[0]) if done else final
-        terminated = jnp.bool_(done and i % 2 == 0)
-        store = add(store, Transition(action, reward, terminated, jnp.bool_(done), final, obs))
-    return store
+filled = functools.partial(small.filled, HORIZON)
 
 
 # Segment: its real steps, and whether the last of them terminates.
@@ -107,10 +81,6 @@ def random_batch(seed: int) -> dict[str, np.ndarray]:
         found["obs"][steps:, b] = found["obs"][steps, b]
         found["continues"][steps - 1, b] = not terminated
     return found
-
-
-def as_f32(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
 
 
 update, learn, act = quick(tcrl.update), quick(tcrl.learn), quick(tcrl.act, static_argnums=7)
@@ -357,7 +327,7 @@ def test_targets_in_a_replay() -> None:
             step = Transition(
                 jnp.zeros(ACTION), jnp.float32(10**i), end & terminated, end, obs, obs
             )
-            store = add(store, step)
+            store = small.add(store, step, HORIZON)
         batch = sample(store, config.replay, jax.random.key(0), 50, HORIZON)
         assert set(np.asarray(batch.index)) == set(range(5))
         np.testing.assert_array_equal(batch.weight, 1.0)
@@ -434,39 +404,21 @@ def test_acting() -> None:
 
 # Lanes
 
-WIDE = (OBS + 4, ACTION + 3)
-
 
 def test_a_padded_lane_in_a_crowd_learns_like_the_plain_lane_alone() -> None:
     values = ((0.9, 0.9, 1.0), (0.5, 0.5, 2.0), (0.99, 1.0, 0.5))
     names = ("learn.discount", "learn.time_decay", "learn.similarity_weight")
     configs = [replace(SMALL, dict(zip(names, v, strict=True))) for v in values]
-    lanes = stack([lane_of(c, seed, WIDE[1]) for seed, c in enumerate(configs)])
-    states = stack([tcrl.pad(c, fresh(c, seed), WIDE) for seed, c in enumerate(configs)])
-    stores = stack([filled(sizes=WIDE, seed=seed) for seed in range(3)])
-    crowd = quick(jax.vmap(tcrl.update, in_axes=(0, 0, 0, None, 0)))
-    turns = np.array([[True, True, True], [True, False, True]])
-    for active in turns:
-        states, stores, metrics = crowd(lanes, states, stores, 0, active)
-    for i, config in enumerate(configs):
-        state, store = fresh(config, i), filled(seed=i)
-        for active in turns[:, i]:
-            state, store, alone = update(lane_of(config, i), state, store, 0, bool(active))
-        for name in AGENT.metrics:
-            close = {"rtol": 1e-3, "atol": 1e-5, "err_msg": name}
-            np.testing.assert_allclose(metrics[name][i], alone[name], **close)
-        mine = jax.tree.map(lambda x, i=i: x[i], states)
-        for name, x in leaves(tcrl.pad(config, jax.device_get(state), WIDE)).items():
-            got = leaves(mine)[name]
-            np.testing.assert_allclose(got, x, rtol=1e-3, atol=1e-5, err_msg=name)
-            np.testing.assert_array_equal(got[x == 0], 0.0, err_msg=name)
+    states = [fresh(c, seed) for seed, c in enumerate(configs)]
+    turns = [[True, True, True], [True, False, True]]
+    check_crowd(AGENT, update, lane_of, filled, configs, states, turns)
 
 
 def test_a_padded_lane_acts_like_the_plain_one() -> None:
     obs = np.random.default_rng(0).normal(size=OBS).astype(np.float32)
     found = []
     for sizes in (SIZES, WIDE):
-        lane, params = lane_of(padded=sizes[1]), tcrl.pad(SMALL, fresh(), sizes).params
+        lane, params = lane_of(sizes=sizes), tcrl.pad(SMALL, fresh(), sizes).params
         here = jnp.pad(obs, (0, sizes[0] - OBS))
         args = (jnp.bool_(True), jnp.int32(9_000), jax.random.key(3))
         actions = [act(lane, params, (), here, *args, train)[0] for train in (True, False)]
@@ -480,9 +432,7 @@ def test_a_padded_lane_acts_like_the_plain_one() -> None:
 def test_a_lane_without_a_turn_stays_as_it_is(why: str) -> None:
     state = update(lane_of(), fresh(), filled(), 0, True)[0]  # moments that are not zero
     store = filled() if why == "not active" else filled(0)
-    after = update(lane_of(), state, store, 0, why == "nothing stored")
-    for name, x in leaves((state, store)).items():
-        np.testing.assert_array_equal(leaves(after[:2])[name], x, err_msg=name)
+    check_no_turn(update, lane_of(), state, store, why == "nothing stored")
 
 
 def test_gradients_that_are_not_finite_are_left_out_and_counted() -> None:

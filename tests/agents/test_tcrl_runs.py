@@ -1,21 +1,15 @@
 """Runs of TCRL: values and actions known by hand on the probe tasks, and a run that was broken off.
 One short run serves both; its tasks are lanes of one program."""
 
-from pathlib import Path
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ace.agents import tcrl, told
-from ace.run.loop import Loop
+from tests.learn.known import DISCOUNT, VALUES, cases, judge
 
 # A fixture: with it the broken run compiles nothing anew.
 from tests.run.conftest import shared_programs  # noqa: F401
-from tests.run.helpers import csv_rows, optimised_updates, same, small_run
+from tests.run.helpers import check_broken_run, csv_rows, optimised_updates, small_run
 
-DISCOUNT = 0.9
 TASKS = ("discount", "action_observation", "truncation")
 STEPS, SEED = 500, 440
 FLAGS = (
@@ -24,14 +18,7 @@ FLAGS = (
     "--learn.learning-rate 5e-3 --learn.policy-learning-rate 5e-3 --learn.updates-per-step 1 "
     "--learn.seed-updates 1"
 )
-
-
-class Killed(Exception):
-    """Stands for a kill that leaves no time to save."""
-
-
-def run(folder: Path, *more: str):
-    return small_run(folder, *[f"probe/{t}" for t in TASKS], *FLAGS.split(), *more)[0]
+ARGV = (*[f"probe/{t}" for t in TASKS], *FLAGS.split())
 
 
 @pytest.fixture(scope="module")
@@ -43,29 +30,11 @@ def optimised():
 
 @pytest.fixture(scope="module")
 def whole(optimised, tmp_path_factory):
-    """The final state of the uninterrupted run, and its folder."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    return run(folder), folder
+    """The final state of the uninterrupted run, and the run."""
+    return small_run(tmp_path_factory.mktemp("whole") / "run", *ARGV)
 
 
-def judge(whole, task: str, obs: float) -> tuple[float, float]:
-    """The critics' value of the policy's action at an observation, and that action."""
-    params = jax.tree.map(lambda x: x[TASKS.index(task)], whole[0].learner.params)
-    z = told.encode(params, jnp.array([obs]))
-    action = tcrl.policy(params, z)
-    return float(tcrl.critics(params, z, action).min()), float(action[0])
-
-
-VALUES = [
-    ("discount", 0.0, DISCOUNT),
-    ("discount", 1.0, 1.0),
-    ("action_observation", 0.5, 1.0),
-    ("action_observation", -0.5, 1.0),
-    ("truncation", 0.0, 1 / (1 - DISCOUNT)),
-]
-
-
-@pytest.mark.parametrize("task, obs, value", VALUES)
+@pytest.mark.parametrize("task, obs, value", cases(VALUES, TASKS))
 def test_value(whole, task, obs, value):
     np.testing.assert_allclose(judge(whole, task, obs)[0], value, rtol=0.1, atol=0.1)
 
@@ -84,31 +53,14 @@ def test_every_two_steps_share_their_updates(whole):
 def test_blocks_of_shared_updates(whole, tmp_path):
     """Updates are made in the step after the end of an episode, of those earned until then: the
     last such ends are after 498, 499 and 495 of the 500 steps."""
-    made = run(tmp_path / "run", "--learn.update-mode", "block").learner.update_step
-    assert made.tolist() == [498 // 2, 499 // 2, 495 // 2]
+    state, _ = small_run(tmp_path / "run", *ARGV, "--learn.update-mode", "block")
+    assert state.learner.update_step.tolist() == [498 // 2, 499 // 2, 495 // 2]
 
 
-def test_a_broken_run_ends_like_the_whole_one(whole, tmp_path, monkeypatch):
-    step = Loop.step
-
-    def broken(self) -> None:
-        if self.agent_step == STEPS - 25:
-            self.save()
-        if self.agent_step == STEPS - 18:
-            self.keeper.wait()
-            raise Killed
-        step(self)
-
-    folder = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "step", broken)
-        with pytest.raises(Killed):
-            run(folder)
-    same(run(folder), whole[0])
-    for name in ("train.csv", "eval.csv"):
-        assert csv_rows(folder, name) == csv_rows(whole[1], name)
+def test_a_broken_run_ends_like_the_whole_one(whole, tmp_path):
+    check_broken_run(whole, tmp_path / "run", [({STEPS - 25}, STEPS - 18)], *ARGV)
 
 
 def test_nothing_was_left_out(whole):
-    rows = csv_rows(whole[1], "train.csv")
+    rows = csv_rows(whole[1].folder, "train.csv")
     assert max(float(r["skipped_updates"] or 0) for r in rows) == 0

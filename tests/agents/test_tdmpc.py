@@ -9,21 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ace import replay
 from ace.agents import tdmpc, told
 from ace.agents.tdmpc import AGENT, TdmpcState
 from ace.engine import fused
 from ace.engine.kernels import common
-from ace.engine.lanes import stack
 from ace.method import model
 from ace.method.replaceable import replaced
-from ace.method.types import Batch, Lane, Transition
+from ace.method.types import Batch, Lane
 from ace.planners import PLANNERS, Planner
 from ace.settings.config import Config, replace
+from tests.agents import small
+from tests.agents.small import ACTION, OBS, SIZES, WIDE, as_f32, check_crowd, check_no_turn, shaken
 from tests.golden import reference as ref
 from tests.run.helpers import leaves
 
-SIZES = OBS, ACTION = 3, 2
 HORIZON, BATCH = 3, 4
 SMALL = replace(
     Config(),
@@ -48,42 +47,17 @@ SMALL = replace(
 quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
-def lane_of(config: Config = SMALL, seed: int = 0, padded: int = ACTION) -> Lane:
+def lane_of(config: Config = SMALL, seed: int = 0, sizes: tuple[int, int] = SIZES) -> Lane:
     floats = jax.tree.map(jnp.float32, config)
     constants = jnp.asarray(AGENT.constants(config))
-    return Lane(jnp.uint32(seed), floats, jnp.arange(padded) < ACTION, constants)
+    return Lane(jnp.uint32(seed), floats, jnp.arange(sizes[1]) < ACTION, constants)
 
 
 def fresh(config: Config = SMALL, seed: int = 0) -> TdmpcState:
-    """An agent whose heads, biases and norms are not those of the start: zeros hide mistakes."""
-    rng = np.random.default_rng(seed)
-    state = tdmpc.init(config, seed, SIZES)
-    params, target = (
-        jax.tree.map(lambda x: (x + 0.3 * rng.normal(size=x.shape)).astype("f"), tree)
-        for tree in (state.params, state.target)
-    )
-    return state._replace(params=params, target=target)
+    return shaken(tdmpc.init(config, seed, SIZES), seed)
 
 
-add = quick(functools.partial(replay.add, horizon=HORIZON))
-
-
-def filled(steps: int = 40, sizes: tuple[int, int] = SIZES, seed: int = 0) -> replay.Replay:
-    """A replay with episodes of five steps, every other one terminated, padded to `sizes`."""
-    rng = np.random.default_rng(seed)
-
-    def draw(real: int, size: int) -> jax.Array:
-        return jnp.asarray(np.pad(rng.uniform(-1, 1, real), (0, size - real)), jnp.float32)
-
-    store = replay.init(60, draw(OBS, sizes[0]), sizes[1])
-    for i in range(steps):
-        done = i % 5 == 4
-        action, final = draw(ACTION, sizes[1]), draw(OBS, sizes[0])
-        reward = jnp.float32(rng.normal())
-        obs = draw(OBS, sizes[0]) if done else final
-        terminated = jnp.bool_(done and i % 2 == 0)
-        store = add(store, Transition(action, reward, terminated, jnp.bool_(done), final, obs))
-    return store
+filled = functools.partial(small.filled, HORIZON)
 
 
 def random_batch(seed: int) -> dict[str, np.ndarray]:
@@ -100,10 +74,6 @@ def random_batch(seed: int) -> dict[str, np.ndarray]:
         "weight": rng.uniform(0.3, 1, BATCH),
         "index": np.arange(BATCH),
     }
-
-
-def as_f32(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
 
 
 update, learn, act = quick(tdmpc.update), quick(tdmpc.learn), quick(tdmpc.act, static_argnums=7)
@@ -405,41 +375,20 @@ def test_footprint() -> None:
     assert 0.6 * held < networks <= held and min(rest) > 0
 
 
-WIDE = (OBS + 4, ACTION + 3)
-
-
 def test_a_padded_lane_in_a_crowd_learns_like_the_plain_lane_alone() -> None:
     values = ((0.9, 0.0, 2.0), (0.5, 0.5, 1.0), (0.99, 0.0, 0.5))
     names = ("learn.discount", "learn.td_lambda", "learn.similarity_weight")
     configs = [replace(SMALL, dict(zip(names, v, strict=True))) for v in values]
-    lanes = stack([lane_of(c, seed, WIDE[1]) for seed, c in enumerate(configs)])
-    states = stack([tdmpc.pad(c, fresh(c, seed), WIDE) for seed, c in enumerate(configs)])
-    stores = stack([filled(sizes=WIDE, seed=seed) for seed in range(3)])
-    crowd = quick(jax.vmap(tdmpc.update, in_axes=(0, 0, 0, None, 0)))
-    turns = np.array([[True, True, True], [True, False, True]])
-    for active in turns:
-        states, stores, metrics = crowd(lanes, states, stores, 0, active)
-    for i, config in enumerate(configs):
-        state, store = fresh(config, i), filled(seed=i)
-        for active in turns[:, i]:
-            state, store, alone = update(lane_of(config, i), state, store, 0, bool(active))
-        for name in AGENT.metrics:
-            close = {"rtol": 1e-3, "atol": 1e-5, "err_msg": name}
-            np.testing.assert_allclose(metrics[name][i], alone[name], **close)
-        mine = jax.tree.map(lambda x, i=i: x[i], states)
-        for name, x in leaves(tdmpc.pad(config, jax.device_get(state), WIDE)).items():
-            got = leaves(mine)[name]
-            np.testing.assert_allclose(got, x, rtol=1e-3, atol=1e-5, err_msg=name)
-            np.testing.assert_array_equal(got[x == 0], 0.0, err_msg=name)
-        tree = stores.tree.sums[0][i]
-        np.testing.assert_allclose(tree, store.tree.sums[0], rtol=1e-3, atol=1e-5)
+    states = [fresh(c, seed) for seed, c in enumerate(configs)]
+    turns = [[True, True, True], [True, False, True]]
+    check_crowd(AGENT, update, lane_of, filled, configs, states, turns)
 
 
 def test_a_padded_lane_plans_like_the_plain_one() -> None:
     obs = np.random.default_rng(0).normal(size=OBS).astype(np.float32)
     found = []
     for sizes in (SIZES, WIDE):
-        lane, params = lane_of(padded=sizes[1]), tdmpc.pad(SMALL, fresh(), sizes).params
+        lane, params = lane_of(sizes=sizes), tdmpc.pad(SMALL, fresh(), sizes).params
         here = jnp.pad(obs, (0, sizes[0] - OBS))
         args = (jnp.bool_(True), jnp.int32(30_000), jax.random.key(3), False)
         action, _ = act(lane, params, AGENT.memory(SMALL, sizes[1]), here, *args)
@@ -454,9 +403,7 @@ def test_a_padded_lane_plans_like_the_plain_one() -> None:
 def test_a_lane_without_a_turn_stays_as_it_is(why: str) -> None:
     state = update(lane_of(), fresh(), filled(), 0, True)[0]  # moments that are not zero
     store = filled() if why == "not active" else filled(0)
-    after = update(lane_of(), state, store, 0, why == "nothing stored")
-    for name, x in leaves((state, store)).items():
-        np.testing.assert_array_equal(leaves(after[:2])[name], x, err_msg=name)
+    check_no_turn(update, lane_of(), state, store, why == "nothing stored")
 
 
 def test_gradients_that_are_not_finite_are_left_out_and_counted() -> None:

@@ -1,7 +1,6 @@
 """The example of an agent does all that an agent must, through the command: it trains, goes on
 after a break, is evaluated, exported and measured."""
 
-import csv
 import importlib
 import json
 from collections.abc import Iterator
@@ -15,10 +14,10 @@ import pytest
 from ace import cli
 from ace.agents import AGENTS
 from ace.method.types import Lane
-from ace.run.loop import Loop
 from ace.run.resume import Keeper
 from ace.settings.config import Config, replace
 from ace.tools import speed
+from tests.run.helpers import broken_off, csv_rows, same_rows
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ASKED = ["--import", "own_agent", "--agent", "monkey"]
@@ -45,13 +44,8 @@ def run(tmp_path_factory) -> Path:
     return folder
 
 
-def rows(folder: Path, name: str) -> list[dict[str, str]]:
-    """The rows of a CSV without the wall time."""
-    return [{**row, "wall_time": ""} for row in csv.DictReader(open(folder / name))]
-
-
 def test_its_updates_are_counted(run) -> None:
-    last = [row for row in rows(run, "train.csv") if row["task"] == "probe/point"][-1]
+    last = [row for row in csv_rows(run, "train.csv") if row["task"] == "probe/point"][-1]
     # Updates of a step are made while its simulators run; the debug preset learns from step 40 on.
     assert float(last["updates"]) == int(last["env_step"]) - 1
     lanes = json.loads((run / "config.json").read_text())["lanes"]
@@ -59,30 +53,16 @@ def test_its_updates_are_counted(run) -> None:
 
 
 def test_a_broken_run_ends_like_the_whole_one(run, tmp_path, monkeypatch) -> None:
-    class Killed(Exception):
-        pass
-
-    step, folder = Loop.step, tmp_path / "run"
-
-    def broken(self, *args) -> None:
-        if self.agent_step == 70:
-            self.save()
-            self.keeper.wait()
-        if self.agent_step == 75:
-            raise Killed
-        step(self, *args)
-
+    folder = tmp_path / "run"
     flags = [*FLAGS, "--vary", "monkey.reach=0.5,1", "--run", str(folder)]
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Loop, "step", broken)
+    with broken_off({70}, 75):
         cli.main(["train", *flags])
     found = []
     load = Keeper.load
     monkeypatch.setattr(Keeper, "load", lambda *a: found.append(load(*a)) or found[-1])
     cli.main(["resume", str(folder), "--quiet"])
     assert len(found) == 1 and found[0] is not None  # it did not begin anew
-    for name in ("train.csv", "eval.csv"):
-        assert rows(folder, name) == rows(run, name)
+    same_rows(folder, run)
 
 
 def test_it_is_evaluated(run, capsys) -> None:

@@ -10,6 +10,7 @@ import pytest
 from ace.engine.compile import Function
 from ace.engine.program import Program
 from ace.settings.config import replace
+from tests.run.helpers import PAIR, small_run
 
 COMPILED: dict[tuple, object] = {}
 # Only the host reads these; the replay's capacity is a shape, too.
@@ -67,3 +68,9 @@ def shared_programs():
         patch.setattr(Program, "__init__", started)
         patch.setattr(Function, "compile", shared)
         yield
+
+
+@pytest.fixture(scope="package")
+def whole(tmp_path_factory):
+    """The final state of a small run that was left alone, and the run."""
+    return small_run(tmp_path_factory.mktemp("whole") / "run", *PAIR)

@@ -1,9 +1,10 @@
 """Small runs for tests, through the same path as the command."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 
 from ace.engine.program import Program
 from ace.run import request
-from ace.run.loop import train
+from ace.run.loop import Loop, train
+from ace.run.request import Run
 
 # Two lanes that observe and act in two numbers, and plan in one iteration: `conftest.py` lets all
 # runs of this shape in a process share their compiled functions, whatever their tasks are.
@@ -19,10 +21,20 @@ QUICK = ("--plan.iterations", "1")
 PAIR = ("probe/long", "probe/point", *QUICK)
 
 
+def plan(folder: Path, *argv: str, preset: str = "debug"):
+    """The run of `ace train ARGV --preset debug`."""
+    return request.plan_run([*argv, "--preset", preset, "--quiet", "--run", str(folder)])
+
+
 def small_run(folder: Path, *argv: str, preset: str = "debug"):
     """The final state of `ace train ARGV --preset debug` and its run."""
-    run = request.plan_run([*argv, "--preset", preset, "--quiet", "--run", str(folder)])
+    run = plan(folder, *argv, preset=preset)
     return train(run), run
+
+
+def pair(folder: Path, *more: str):
+    """The final state of a small run of two lanes."""
+    return small_run(folder, *PAIR, *more)[0]
 
 
 @contextmanager
@@ -59,3 +71,46 @@ def same(one, other) -> None:
     assert a.keys() == b.keys()
     for name in a:
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+def same_rows(folder: Path, other: Path) -> None:
+    """Both runs wrote the same rows."""
+    for name in ("train.csv", "eval.csv"):
+        assert csv_rows(folder, name) == csv_rows(other, name)
+
+
+class Killed(Exception):
+    """Stands for a kill that leaves no time to save."""
+
+
+@contextmanager
+def broken_off(saves: Collection[int], kill: int) -> Iterator[None]:
+    """The run inside saves after each number of agent steps in `saves`, and is killed after `kill`
+    of them."""
+    step = Loop.step
+
+    def broken(self) -> None:
+        if self.agent_step in saves:
+            self.save()
+        if self.agent_step == kill:
+            self.keeper.wait()
+            raise Killed
+        step(self)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Loop, "step", broken)
+        yield
+
+
+def check_broken_run(
+    whole: tuple[Any, Run], folder: Path, breaks: Sequence[tuple[Collection[int], int]], *argv: str
+) -> Any:
+    """`small_run(folder, *argv)`, broken off as `breaks` say and continued, gives the state and the
+    rows of `whole`, which is what the same run returned that was not. Returns its state."""
+    for saves, kill in breaks:
+        with broken_off(saves, kill):
+            small_run(folder, *argv)
+    state, _ = small_run(folder, *argv)
+    same(state, whole[0])
+    same_rows(folder, whole[1].folder)
+    return state

@@ -18,9 +18,7 @@ from ace.envs.maze.navigator import make_test_set
 from ace.method.types import Transition
 from ace.run import explore, request
 from ace.run.explore import Explorer
-from ace.run.loop import train
-from tests.run.helpers import QUICK, small_run
-from tests.run.test_resume import Killed, interrupt, plan
+from tests.run.helpers import QUICK, broken_off, small_run
 
 RUN = ("maze/umaze", "--seeds", "0", "1", "--env-steps", "360", "--eval-episodes", "2", *QUICK)
 FREE = {(1, 1), (1, 2), (1, 3), (2, 3), (3, 1), (3, 2), (3, 3)}  # of the umaze
@@ -87,17 +85,15 @@ def test_errors_are_summed_over_the_evaluations(whole) -> None:
     assert len({row["model_error"] for row in whole.rows}) == 6
 
 
-def test_a_broken_run_records_the_same(whole, tmp_path, monkeypatch) -> None:
+def test_a_broken_run_records_the_same(whole, tmp_path) -> None:
     """Broken off with an evaluation recorded that must be made again; then with one that must not,
     in the middle of the next."""
     folder = tmp_path / "run"
     for saves, kill in (({50}, 130), ({140}, 150)):
-        with monkeypatch.context() as patch:
-            interrupt(patch, saves, kill)
-            with pytest.raises(Killed):
-                train(plan(folder, *RUN))
+        with broken_off(saves, kill):
+            small_run(folder, *RUN)
     (folder / "exploration" / "9999.safetensors").write_bytes(b"of a time that did not come")
-    train(plan(folder, *RUN))
+    small_run(folder, *RUN)
     for path in (whole.folder / "exploration.csv", *(whole.folder / "exploration").iterdir()):
         assert (folder / path.relative_to(whole.folder)).read_bytes() == path.read_bytes()
     assert sorted(p.name for p in (folder / "exploration").iterdir()) == [

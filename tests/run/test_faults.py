@@ -1,7 +1,6 @@
 """Simulators that fail: replaced, their episode dropped, the other lanes untouched."""
 
 import csv
-import functools
 import os
 import signal
 from pathlib import Path
@@ -11,22 +10,12 @@ import numpy as np
 import pytest
 
 from ace.envs import EnvError
-from ace.run import request
 from ace.run.checkpoint import Checkpoints
 from ace.run.evaluate import Evaluator
 from ace.run.loop import Loop, train
-from tests.run.helpers import PAIR, QUICK, leaves
+from tests.run.helpers import PAIR, QUICK, check_broken_run, leaves, plan, small_run
 
 HERE = "tests.envs.bad_envs"
-
-
-class Killed(Exception):
-    """Stands for a kill of the run."""
-
-
-def plan(folder: Path, *argv: str):
-    """A small run."""
-    return request.plan_run([*argv, "--preset", "debug", "--quiet", "--run", str(folder)])
 
 
 def before_step(monkeypatch, what) -> None:
@@ -80,30 +69,14 @@ def test_a_killed_worker_costs_its_lane_an_episode_and_the_others_nothing(tmp_pa
     assert jax.tree.all(jax.tree.map(lambda x: bool(np.isfinite(x).all()), broken.learner.params))
 
 
-def test_a_run_with_faults_continues_exactly(tmp_path, monkeypatch):
+def test_a_run_with_faults_continues_exactly(tmp_path):
     task = f"{HERE}:Flaky"
     argv = (task, "--seeds", "0", "1", "--fault-limit", "50", *QUICK)
-    whole = train(plan(tmp_path / "whole", *argv))
+    whole = small_run(tmp_path / "whole", *argv)
     assert sum(int(rows(tmp_path / "whole", "train.csv", i)[-1]["faults"]) for i in (0, 1)) > 10
-
-    def break_off(kill: int, loop: Loop, agent_step: int) -> None:
-        if agent_step % 3 == 0:  # saves inside episodes that are dropped later
-            loop.save()
-        if agent_step == kill:
-            loop.keeper.wait()
-            raise Killed
-
-    for kill in (20, 44, 61, 100):
-        with monkeypatch.context() as patch:
-            before_step(patch, functools.partial(break_off, kill))
-            with pytest.raises(Killed):
-                train(plan(tmp_path / "run", *argv))
-    one, other = leaves(whole), leaves(train(plan(tmp_path / "run", *argv)))
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
-    for name in ("train.csv", "eval.csv"):
-        for lane in (0, 1):
-            assert rows(tmp_path / "whole", name, lane) == rows(tmp_path / "run", name, lane)
+    saves = range(0, 120, 3)  # inside episodes that are dropped later, too
+    breaks = [(saves, kill) for kill in (20, 44, 61, 100)]
+    check_broken_run(whole, tmp_path / "run", breaks, *argv)
 
 
 def test_faults_without_end_stop_the_run_with_a_saved_state(tmp_path):

@@ -11,32 +11,20 @@ from ace.engine.lanes import LaneSetup, check_compatible, hindsight_of
 from ace.envs import Goal, registry, relabel
 from ace.envs.probe import Plane, near
 from ace.replay import Hindsight
-from ace.run.loop import train
 from ace.settings.config import ConfigError, replace
 from ace.settings.presets import resolve
-from tests.run.helpers import leaves, same, small_run
-from tests.run.test_resume import Killed, interrupt, plan
+from tests.run.helpers import check_broken_run, leaves, plan, small_run
 
 GOAL: Any = Plane.goal
 SAC = ("--agent", "sac")
 PAIR = ("probe/plane", *SAC, "--vary", "replay.hindsight=0,0.8", "--replay.capacity", "70")
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """The end of a run of a lane without hindsight and one with it."""
-    return train(plan(tmp_path_factory.mktemp("pair") / "run", *PAIR))
-
-
-def test_a_broken_run_ends_like_the_whole_one(pair, tmp_path, monkeypatch) -> None:
-    for saves, kill in (({30}, 45), ({62, 95}, 100)):  # the ring goes round at step 68
-        with monkeypatch.context() as patch:
-            interrupt(patch, saves, kill)
-            with pytest.raises(Killed):
-                train(plan(tmp_path / "run", *PAIR))
-    again = train(plan(tmp_path / "run", *PAIR))
-    same(again, pair)
-    assert again.replay.hindsight == pair.replay.hindsight == Hindsight(GOAL, relabel, 1)
+def test_a_broken_run_ends_like_the_whole_one(tmp_path) -> None:
+    whole = small_run(tmp_path / "whole", *PAIR)
+    breaks = [({30}, 45), ({62, 95}, 100)]  # the ring goes round at step 68
+    again = check_broken_run(whole, tmp_path / "run", breaks, *PAIR)
+    assert again.replay.hindsight == whole[0].replay.hindsight == Hindsight(GOAL, relabel, 1)
 
 
 def test_a_lane_beside_another_learns_what_it_learns_alone(tmp_path) -> None:

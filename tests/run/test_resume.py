@@ -11,36 +11,22 @@ from pathlib import Path
 import pytest
 
 from ace import cli
-from ace.run import request, resume
+from ace.run import resume
 from ace.run.checkpoint import CheckpointError, Checkpoints
 from ace.run.loop import Loop, Stopped, train
 from ace.settings.config import ConfigError
 from benchmarks.survive import compare, shoot
-from tests.run.helpers import PAIR, QUICK, csv_rows, same, small_run
-
-
-class Killed(Exception):
-    """Stands for a kill that leaves no time to save."""
-
-
-def plan(folder: Path, *argv: str):
-    """A small run."""
-    return request.plan_run([*(argv or PAIR), "--preset", "debug", "--quiet", "--run", str(folder)])
-
-
-def interrupt(monkeypatch, saves: set[int], kill: int) -> None:
-    """Save after the steps in `saves`, and break off before step `kill`."""
-    step = Loop.step
-
-    def broken(self) -> None:
-        if self.agent_step in saves:
-            self.save()
-        if self.agent_step == kill:
-            self.keeper.wait()
-            raise Killed
-        step(self)
-
-    monkeypatch.setattr(Loop, "step", broken)
+from tests.run.helpers import (
+    PAIR,
+    QUICK,
+    broken_off,
+    check_broken_run,
+    pair,
+    plan,
+    same,
+    same_rows,
+    small_run,
+)
 
 
 def listen(monkeypatch) -> list[str]:
@@ -57,46 +43,27 @@ def listen(monkeypatch) -> list[str]:
     return notes
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The uninterrupted run."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    return small_run(folder, *PAIR)[0], folder
-
-
-def test_a_broken_run_ends_like_the_whole_one(whole, tmp_path, monkeypatch):
+def test_a_broken_run_ends_like_the_whole_one(whole, tmp_path):
     folder = tmp_path / "run"
     # In the random phase; just after learning began; between evaluations; past an evaluation.
-    for saves, kill in (({7}, 25), ({25, 44}, 44), ({44, 52}, 58), ({59, 71}, 95)):
-        with monkeypatch.context() as patch:
-            interrupt(patch, saves, kill)
-            with pytest.raises(Killed):
-                train(plan(folder))
-    same(train(plan(folder)), whole[0])
-    for name in ("train.csv", "eval.csv"):
-        assert csv_rows(folder, name) == csv_rows(whole[1], name)
+    breaks = [({7}, 25), ({25, 44}, 44), ({44, 52}, 58), ({59, 71}, 95)]
+    check_broken_run(whole, folder, breaks, *PAIR)
     assert len(Checkpoints(folder).steps()) == 2
 
 
-def test_a_ring_that_has_wrapped_comes_back(tmp_path, monkeypatch):
+def test_a_ring_that_has_wrapped_comes_back(tmp_path):
     """Two times, of a capacity for which `test_signals.py` compiles as well."""
     argv = (*PAIR, "--replay.capacity", "84", "--env-steps", "180")
-    expected = train(plan(tmp_path / "whole", *argv))
-    with monkeypatch.context() as patch:
-        interrupt(patch, {30, 75, 110, 140, 165}, 168)
-        with pytest.raises(Killed):
-            train(plan(tmp_path / "run", *argv))
-    same(train(plan(tmp_path / "run", *argv)), expected)
+    whole = small_run(tmp_path / "whole", *argv)
+    check_broken_run(whole, tmp_path / "run", [({30, 75, 110, 140, 165}, 168)], *argv)
     assert len(list((tmp_path / "run" / "checkpoints" / "replay").iterdir())) <= 4
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "manifest"])
 def test_a_damaged_checkpoint_is_passed_over(damage, whole, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        interrupt(patch, {30, 50}, 55)
-        with pytest.raises(Killed):
-            train(plan(folder))
+    with broken_off({30, 50}, 55):
+        pair(folder)
     state = folder / "checkpoints" / "50" / "state.safetensors"
     data = bytearray(state.read_bytes())
     if damage == "flip":
@@ -109,7 +76,7 @@ def test_a_damaged_checkpoint_is_passed_over(damage, whole, tmp_path, monkeypatc
     else:
         (state.parent / "manifest.json").write_text('{"format": 1}')
     notes = listen(monkeypatch)
-    same(train(plan(folder)), whole[0])
+    same(pair(folder), whole[0])
     assert any("checkpoints/50" in n for n in notes)
 
 
@@ -125,10 +92,9 @@ def test_a_signal_saves_and_says_how_to_go_on(whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "step", signalled)
         with pytest.raises(Stopped, match=r"env step 51; `ace resume"):
-            train(plan(folder))
+            pair(folder)
     cli.main(["resume", str(folder), "--quiet"])
-    for name in ("train.csv", "eval.csv"):
-        assert csv_rows(folder, name) == csv_rows(whole[1], name)
+    same_rows(folder, whole[1].folder)
 
 
 def test_two_processes_never_share_a_folder(tmp_path):
@@ -140,10 +106,8 @@ def test_two_processes_never_share_a_folder(tmp_path):
 def test_an_environment_that_does_not_repeat_itself_starts_a_new_episode(tmp_path, monkeypatch):
     task = "tests.envs.bad_envs:Forgetful"
     run = plan(tmp_path / "run", task, "--seeds", "0", "1", *QUICK)
-    with monkeypatch.context() as patch:
-        interrupt(patch, {52}, 53)
-        with pytest.raises(Killed):
-            train(run)
+    with broken_off({52}, 53):
+        train(run)
     notes = listen(monkeypatch)
     state = train(run)
     assert any("lane 0" in n and "new one begins" in n for n in notes)
@@ -164,10 +128,8 @@ def small_disk() -> Iterator[None]:
 def test_a_full_disk_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch, capsys):
     """A file cannot grow past a limit of the system: a write fails in its middle, as if full."""
     folder = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        interrupt(patch, {30}, 31)
-        with pytest.raises(Killed):
-            train(plan(folder))
+    with broken_off({30}, 31):
+        pair(folder)
     before = digest(folder / "checkpoints")
     capsys.readouterr()
     with small_disk(), pytest.raises(SystemExit) as stopped:
@@ -178,9 +140,8 @@ def test_a_full_disk_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch, 
     assert "agent step 30 is saved" in line and f"`ace resume {folder}`" in line
     after = digest(folder / "checkpoints")
     assert {name: after.get(name) for name in before} == before
-    same(train(plan(folder)), whole[0])
-    for name in ("train.csv", "eval.csv"):
-        assert csv_rows(folder, name) == csv_rows(whole[1], name)
+    same(pair(folder), whole[0])
+    same_rows(folder, whole[1].folder)
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder nobody can write to")

@@ -1,6 +1,5 @@
 """Whole runs, small: equal runs are equal bit for bit, seeds differ everywhere, lanes may vary."""
 
-import csv
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ from ace.envs import EnvSpec, VectorEnv
 from ace.run import evaluate, request
 from ace.settings.config import Config, replace
 from tests.run.conftest import compiled_anew
-from tests.run.helpers import QUICK, leaves, small_run
+from tests.run.helpers import QUICK, leaves, same, same_rows, small_run
 
 TASK = "probe/long"  # episodes of 1 to 12 steps, terminated and truncated
 LANES = (TASK, "--seeds", "0", "1", *QUICK)
@@ -38,17 +37,8 @@ def two_seeds(tmp_path_factory):
 
 
 def test_the_same_run_twice_is_equal_bit_for_bit(two_seeds, tmp_path):
-    again, _ = small_run(tmp_path / "again", *LANES)
-    one, other = leaves(two_seeds.state), leaves(again)
-    assert one.keys() == other.keys()
-    for name, leaf in one.items():
-        np.testing.assert_array_equal(leaf, other[name], err_msg=name)
-    for file in ("train.csv", "eval.csv"):
-        rows = [
-            list(csv.DictReader(open(f / file))) for f in (two_seeds.folder, tmp_path / "again")
-        ]
-        for a, b in zip(*rows, strict=True):
-            assert {**a, "wall_time": ""} == {**b, "wall_time": ""}
+    same(small_run(tmp_path / "again", *LANES)[0], two_seeds.state)
+    same_rows(tmp_path / "again", two_seeds.folder)
 
 
 def test_two_seeds_differ_in_every_learned_leaf(two_seeds):

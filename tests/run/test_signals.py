@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,19 +15,7 @@ from ace.run.evaluate import Evaluator
 from ace.run.loop import Loop, Stopped, train
 from ace.run.record import read_csv
 from ace.settings.config import ConfigError
-from tests.run.helpers import PAIR, QUICK, csv_rows, same, small_run
-
-
-def plan(folder: Path, *argv: str):
-    """A small run."""
-    return request.plan_run([*PAIR, "--preset", "debug", "--quiet", "--run", str(folder), *argv])
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The run that was left alone."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    return small_run(folder, *PAIR)[0], folder
+from tests.run.helpers import PAIR, QUICK, csv_rows, pair, same, same_rows, small_run
 
 
 def test_a_signal_does_not_wait_for_an_evaluation_which_is_made_again(whole, tmp_path, monkeypatch):
@@ -47,13 +34,12 @@ def test_a_signal_does_not_wait_for_an_evaluation_which_is_made_again(whole, tmp
         patch.setattr(Evaluator, "advance", lambda self: None)
         begun = time.monotonic()
         with pytest.raises(Stopped, match=r"env step 75; `ace resume"):
-            train(plan(folder))
+            pair(folder)
     assert time.monotonic() - begun < 60  # compiling included
     assert csv_rows(folder, "eval.csv") == []
     # While it is continued, the evaluation is played with the agents as they were at step 60.
-    same(train(plan(folder)), whole[0])
-    for name in ("train.csv", "eval.csv"):
-        assert csv_rows(folder, name) == csv_rows(whole[1], name)
+    same(pair(folder), whole[0])
+    same_rows(folder, whole[1].folder)
     assert Evaluator.advance is advance
 
 
@@ -70,9 +56,9 @@ def test_a_signal_is_heard_while_a_run_waits_for_its_last_evaluation(whole, tmp_
     with monkeypatch.context() as patch:
         patch.setattr(Evaluator, "advance", stuck)
         with pytest.raises((Stopped, KeyboardInterrupt)):
-            train(plan(folder))
-    same(train(plan(folder)), whole[0])
-    assert csv_rows(folder, "eval.csv") == csv_rows(whole[1], "eval.csv")
+            pair(folder)
+    same(pair(folder), whole[0])
+    assert csv_rows(folder, "eval.csv") == csv_rows(whole[1].folder, "eval.csv")
 
 
 def test_a_signal_ends_a_long_burst_of_updates(whole, tmp_path, monkeypatch):
@@ -90,9 +76,9 @@ def test_a_signal_ends_a_long_burst_of_updates(whole, tmp_path, monkeypatch):
         patch.setattr(loops, "LOOK", 4)
         patch.setattr(Program, "update", counted)
         with pytest.raises(Stopped, match="env step 40;"):
-            train(plan(folder))
+            pair(folder)
     assert len(made) < 20
-    same(train(plan(folder)), whole[0])
+    same(pair(folder), whole[0])
 
 
 def test_a_signal_is_heard_while_functions_are_compiled(whole, tmp_path, monkeypatch):
@@ -119,9 +105,9 @@ def test_a_signal_is_heard_while_functions_are_compiled(whole, tmp_path, monkeyp
         patch.setattr(Loop, "wait_for_compiler", wait)
         patch.setattr("ace.run.record.Recorder.status", lambda self, text: said.append(text))
         with pytest.raises(Stopped, match="env step 40;") as stopped:
-            train(plan(folder))
+            pair(folder)
     assert stopped.value.compiling and said == ["compiling update"]
-    same(train(plan(folder)), whole[0])
+    same(pair(folder), whole[0])
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path, capsys):
@@ -156,7 +142,7 @@ def test_a_finished_run_can_be_made_longer(tmp_path, capsys):
 def test_runs_that_cannot_fit_are_refused_at_once(flag, tmp_path):
     begun = time.monotonic()
     with pytest.raises(ConfigError, match=r"GiB|at most"):
-        train(plan(tmp_path / "run", *flag.split("=")))
+        pair(tmp_path / "run", *flag.split("="))
     assert time.monotonic() - begun < 20
 
 

@@ -1,0 +1,109 @@
+"""What the tests of several agents share: small states and replays, and checks of how lanes learn
+beside each other."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ace import replay
+from ace.agents import Agent
+from ace.engine.lanes import stack
+from ace.method.types import Lane, Transition
+from ace.settings.config import Config
+from tests.run.helpers import leaves, same
+
+SIZES = OBS, ACTION = 3, 2
+WIDE = (OBS + 4, ACTION + 3)
+
+
+def as_f32(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
+
+
+def shaken(state: Any, seed: int) -> Any:
+    """An agent whose heads, biases, norms and target are not those of the start, which hide
+    mistakes."""
+    rng = np.random.default_rng(seed)
+    params, target = (
+        jax.tree.map(lambda x: (x + 0.3 * rng.normal(size=x.shape)).astype("f"), tree)
+        for tree in (state.params, state.target)
+    )
+    return state._replace(params=params, target=target)
+
+
+add = jax.jit(replay.add, static_argnums=2)
+
+
+@functools.cache
+def filled(
+    horizon: int, steps: int = 40, sizes: tuple[int, int] = SIZES, seed: int = 0
+) -> replay.Replay:
+    """A replay with episodes of five steps, every other one terminated, padded to `sizes`."""
+    rng = np.random.default_rng(seed)
+
+    def draw(real: int, size: int) -> jax.Array:
+        return jnp.asarray(np.pad(rng.uniform(-1, 1, real), (0, size - real)), jnp.float32)
+
+    store = replay.init(60, draw(OBS, sizes[0]), sizes[1])
+    for i in range(steps):
+        done = i % 5 == 4
+        action, final = draw(ACTION, sizes[1]), draw(OBS, sizes[0])
+        reward = jnp.float32(rng.normal())
+        obs = draw(OBS, sizes[0]) if done else final
+        terminated = jnp.bool_(done and i % 2 == 0)
+        step = Transition(action, reward, terminated, jnp.bool_(done), final, obs)
+        store = add(store, step, horizon)
+    return store
+
+
+def check_crowd(
+    agent: Agent,
+    update: Callable,
+    lane_of: Callable,
+    filled: Callable,
+    configs: list[Config],
+    states: list,
+    turns: list[list[bool]],
+    wide: tuple[int, int] = WIDE,
+    rtol: float = 1e-3,
+) -> list[list]:
+    """Lanes that are padded to the sizes `wide` learn beside each other what plain ones learn
+    alone, with the compiled `update`.
+
+    `turns` says for every update which lanes are active. Returns the states of the lanes alone:
+    those given, and those after each update.
+    """
+    count, seen = range(len(configs)), [states]
+    crowd = jax.jit(jax.vmap(agent.update, in_axes=(0, 0, 0, None, 0)))
+    lanes = stack([lane_of(configs[i], i, wide) for i in count])
+    padded = stack([agent.pad(configs[i], states[i], wide) for i in count])
+    stores = stack([filled(sizes=wide, seed=i) for i in count])
+    plain = [filled(seed=i) for i in count]
+    for active in turns:
+        padded, stores, metrics = crowd(lanes, padded, stores, 0, np.array(active))
+        seen.append([])
+        for i in count:
+            alone = lane_of(configs[i], i), seen[-2][i], plain[i]
+            state, plain[i], told = update(*alone, 0, active[i])
+            seen[-1].append(state)
+            assert set(agent.metrics) <= told.keys()
+            for name, x in told.items():
+                close = {"rtol": rtol, "atol": 1e-2 * rtol, "err_msg": name}
+                np.testing.assert_allclose(metrics[name][i], x, **close)
+            mine = leaves(jax.tree.map(lambda x, i=i: x[i], padded))
+            for name, x in leaves(agent.pad(configs[i], jax.device_get(state), wide)).items():
+                close = {"rtol": rtol, "atol": 1e-2 * rtol, "err_msg": name}
+                np.testing.assert_allclose(mine[name], x, **close)
+                np.testing.assert_array_equal(mine[name][x == 0], 0.0, err_msg=name)
+            tree = stores.tree.sums[0][i]
+            np.testing.assert_allclose(tree, plain[i].tree.sums[0], rtol=rtol)
+    return seen
+
+
+def check_no_turn(update: Callable, lane: Lane, state: Any, store: Any, active: bool) -> None:
+    """A lane that is not active, or has nothing stored, stays as it is."""
+    same(update(lane, state, store, 0, active)[:2], (state, store))
