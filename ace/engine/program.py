@@ -69,7 +69,7 @@ class Program:
 
         lanes = len(setups)
         self._lane = Packing(self.one_lane(setups[0]), math.inf)
-        self._memory = Packing(self._new_memory(), math.inf)
+        self._memory = Packing(self._new_memory, math.inf)
         self._message = Packing(blank_message(self.obs_size, self.action_size), math.inf)
         self._question = Packing(blank_question(self.obs_size), math.inf)
         self.lane = jax.device_put(self._lane.pack(stack([self.one_lane(s) for s in setups])))
@@ -222,7 +222,7 @@ class Program:
         lanes = len(self.setups)
         obs = np.zeros((lanes, self.obs_size), np.float32)
         store = jax.eval_shape(lambda: self._new_replay(obs, capacity))
-        return RunState(_like(self._first_learner, lanes), _like(self._new_memory(), lanes), store)
+        return RunState(_like(self._first_learner, lanes), _like(self._new_memory, lanes), store)
 
     def acting_shapes(self) -> Any:
         """Shapes and types of the acting part, as a tree."""
@@ -230,13 +230,19 @@ class Program:
         return jax.eval_shape(self.agent.acting_part, learner)
 
     def one_lane(self, setup: LaneSetup) -> Lane:
-        """The arrays of one lane, without a lane axis."""
+        """The arrays of one lane, without a lane axis; NumPy's, as JAX would compile each step of
+        making them."""
+        seed: Any = np.uint32(setup.seed)
+        masks: list[Any] = [
+            np.arange(padded) < own
+            for padded, own in zip((self.obs_size, self.action_size), setup.sizes, strict=True)
+        ]
         return Lane(
-            seed=jnp.uint32(setup.seed),
-            config=jax.tree.map(jnp.float32, setup.config),
-            action_mask=jnp.arange(self.action_size) < setup.sizes[1],
-            constants=jax.tree.map(jnp.asarray, self.agent.constants(setup.config)),
-            obs_mask=jnp.arange(self.obs_size) < setup.sizes[0],
+            seed=seed,
+            config=jax.tree.map(np.float32, setup.config),
+            action_mask=masks[1],
+            constants=jax.tree.map(_constant, self.agent.constants(setup.config)),
+            obs_mask=masks[0],
         )
 
     @functools.cached_property
@@ -265,18 +271,20 @@ class Program:
         fresh = self.agent.init(setup.config, setup.seed, setup.sizes)
         return self.agent.pad(setup.config, fresh, (self.obs_size, self.action_size))
 
+    @functools.cached_property
     def _new_memory(self) -> Any:
-        return jax.device_get(self.agent.memory(self.config, self.action_size))
+        make = jax.jit(lambda: self.agent.memory(self.config, self.action_size))  # compiled as one
+        return jax.device_get(make())
 
     def _repeated_memory(self, *lead: int) -> Packed:
-        memory = jax.tree.map(lambda x: np.broadcast_to(x, (*lead, *x.shape)), self._new_memory())
+        memory = jax.tree.map(lambda x: np.broadcast_to(x, (*lead, *x.shape)), self._new_memory)
         return self._memory.pack(memory)
 
     def _new_replay(self, obs: np.ndarray, capacity: int) -> replay.Replay:
         def start(obs: jax.Array) -> replay.Replay:
             return replay.init(capacity, obs, self.action_size, self.hindsight)
 
-        return jax.jit(jax.vmap(start))(jnp.asarray(obs))
+        return jax.jit(jax.vmap(start))(obs)
 
     @property
     def kernels(self) -> kernels.Report:
@@ -305,9 +313,12 @@ class Program:
         copies = _like(self._repeated_memory(lanes, episodes))
         update = (self._update, (lane, learner, shapes.replay, message, *self._counted()))
         act = (self._act, (lane, learner, memory, message))
-        # XLA takes longest for `act`. The trial of the kernels starts when that is traced.
-        first = [compile_in_background(self.stop, work) for work in (act, update)]
-        # Evaluation is needed last, and the interpreter lock lets one thread trace at a time.
+        # One thread traces at a time: first what the random steps need, which is small, then the
+        # update, for which XLA takes longest; the trial of the kernels starts when that is traced.
+        seed = (self._act_seed, (lane, jax.ShapeDtypeStruct((), np.int32)))
+        add = (self._add, (shapes.replay, message))
+        first = [compile_in_background(self.stop, work) for work in (seed, add, update, act)]
+        # Evaluation is needed last.
         later = {
             "agent": (self._act_eval, (lane, acting, copies, question)),
             "policy": (self._act_policy, (lane, acting, question)),
@@ -470,6 +481,11 @@ class Program:
         # Copy the arrays: the learner's own are donated to the next update.
         part = self.agent.acting_part(self._learner.unpack(learner))
         return self._acting.pack(jax.tree.map(jnp.copy, part))
+
+
+def _constant(x: Any) -> np.ndarray:
+    """An array of the type that JAX gives it."""
+    return np.asarray(x, jax.dtypes.canonicalize_dtype(np.asarray(x).dtype))
 
 
 def _like(tree: Any, *axes: int) -> Any:

@@ -2,6 +2,7 @@
 
 # pyright: reportCallIssue=false
 
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -105,3 +106,26 @@ def test_a_step_of_the_model_in_kernels() -> None:
         for got, wanted in zip(*both, strict=True):
             scale = float(jnp.abs(wanted).max())
             np.testing.assert_allclose(got.astype(F), wanted.astype(F), atol=2**-7 * (1 + scale))
+
+
+def test_lowering_a_kernel_for_a_card_looks_for_no_module(monkeypatch):
+    """MLIR looked three times in the file system for the type of each value of a kernel."""
+    monkeypatch.setattr(common, "INTERPRET", False)
+    rows = 272  # of no other test, whose trace would be used again
+    given = jnp.zeros((rows, 384)), jnp.zeros((rows, 128)), *jnp.ones((2, 3, 128))
+    traced = jax.jit(gru.fused_gru).trace(*given)
+    looked = []
+
+    class Finder:
+        """Finds nothing."""
+
+        def find_spec(self, name, path=None, target=None):
+            looked.append(name)
+
+    sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
+    try:
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    finally:
+        del sys.meta_path[0]
+    assert "triton" in text
+    assert not [name for name in looked if name.endswith((".tt", "jax.jaxlib"))]

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ace.engine.compile import tracing
 from ace.engine.kernels import columns, common, dynamics, gru, layers, rows
 from ace.engine.kernels.columns import batch_norm_elu
 from ace.engine.kernels.common import lanes
@@ -164,10 +165,12 @@ TOLERANCES = {jnp.float32: 1e-3, jnp.bfloat16: 1e-2}
 def _try_out() -> None:
     """Compare every kernel with its plain function on small inputs: one compilation per kind and
     type, all in parallel."""
-    kinds = (rows, gru, columns, dynamics, layers)
+    kinds = (dynamics, layers, rows, gru, columns)  # XLA takes longest for the first
 
     def worst(kind: ModuleType, dtype: Any) -> float:
-        return float(jax.jit(lambda: common.worst(kind.trial(dtype)))())
+        with tracing():
+            lowered = jax.jit(lambda: common.worst(kind.trial(dtype))).lower()
+        return float(lowered.compile()())
 
     jobs = [(kind, dtype) for kind in kinds for dtype in kind.TRIED]
     with ThreadPoolExecutor(len(jobs)) as pool:

@@ -1,9 +1,13 @@
 """What the kernels share: fast math in PTX, activations, norms, launching, and the error measure of
 their trial."""
 
+import functools
+import importlib.util
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -139,7 +143,18 @@ def pallas() -> Any:
     """The Pallas module, imported late: only a GPU needs it."""
     from jax.experimental import pallas
 
+    _stop_looking_for_triton()
     return pallas
+
+
+@functools.cache
+def _stop_looking_for_triton() -> None:
+    """While a kernel is lowered, MLIR asks for the type of every value, and each time looks in
+    three folders for the Python module of Triton's types, which jaxlib does not have: that took a
+    sixth of the time to trace and lower a plan and an update. It stops once it finds a module."""
+    name = "jaxlib.mlir.dialects.tt"
+    if importlib.util.find_spec(name) is None:
+        sys.modules[name] = ModuleType(name)
 
 
 def tile(each: int, width: int) -> Any:
