@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ace.bench import suites
-from ace.bench.jobs import Job, finished_lanes, last_env_step, make_config, make_jobs
+from ace.bench.jobs import Job, finished_lanes, last_env_step, make_config, make_jobs, split
 from ace.bench.rates import Rate, Rates
 from ace.bench.results import ResultError, Table, add_program
 from ace.run.flags import BenchArgs
@@ -127,10 +127,7 @@ def make_plan(args: BenchArgs) -> Plan:
             done.append(job)
             clean_up(args.work / suite.name / job.id)
             continue
-        used = {lane.agent: job.settings[lane.agent] for lane in missing}
-        suffixes = {name: suffix for name, suffix in job.suffixes.items() if name in used}
-        left = replace(job, lanes=missing, settings=used, suffixes=suffixes)
-        lane = missing[0]
+        left, lane = job.part(missing), missing[0]
         config = make_config(lane.agent, left, lane.task)
         folder = args.work / suite.name / left.id
         sizes = (config.agent_steps, config.action_repeat, len(job.lanes))
@@ -138,16 +135,46 @@ def make_plan(args: BenchArgs) -> Plan:
     return Plan(suite, results, todo, done)
 
 
-def estimate(plan: Plan, rates: Rates, hardware: str) -> None:
-    """Fill in what is known of started jobs and how long each will take; put in order: started
-    ones first, then those that finish the most curves in a second, then those with the fewest
-    missing ones."""
+def estimate(plan: Plan, rates: Rates, hardware: str, limit: float | None = None) -> None:
+    """Fill in what is known of started jobs and how long each will take, and cut those that a
+    limit would never let finish; put in order: started ones first, then those that finish the most
+    curves in a second, then those with the fewest missing ones."""
+
     from ace.bench.local import env_step
 
-    for planned in plan.todo:
+    def look(planned: Planned) -> Planned:
         planned.made = env_step(planned.folder) // planned.repeat
         planned.expected = rates.seconds(planned.job, hardware, planned.made)
-    plan.todo.sort(key=order)
+        return planned
+
+    def fits(planned: Planned) -> bool:
+        left = math.inf if limit is None else limit - SAVE_SECONDS
+        return planned.expected is None or planned.expected * MARGIN <= left
+
+    todo = []
+    for whole in map(look, plan.todo):
+        ways = [[whole]]
+        if not whole.made and not fits(whole):
+            fewer = range(len(whole.job.lanes) - 1, 0, -1)
+            ways += [[look(part) for part in cut(whole, most)] for most in fewer]
+        begun = [way for way in ways if any(part.made for part in way)]  # cut by an earlier call
+        todo += next((way for way in [*begun, *ways] if all(map(fits, way))), ways[0])
+    plan.todo = sorted(todo, key=order)
+
+
+def cut(planned: Planned, most: int) -> list[Planned]:
+    """A job that has not begun as several jobs of at most so many lanes."""
+    jobs = [planned.job.part(lanes) for lanes in split(planned.job.lanes, most)]
+    done = planned.whole - len(planned.job.lanes)
+    return [
+        replace(
+            planned,
+            job=job,
+            folder=planned.folder.parent / job.id,
+            whole=len(job.lanes) + (0 if i else done),
+        )
+        for i, job in enumerate(jobs)
+    ]
 
 
 def order(planned: Planned) -> tuple:
@@ -172,7 +199,7 @@ def collect(planned: Planned, results: Path, command: str, score: str = "") -> R
     from ace.run.record import read_csv
 
     job, folder = planned.job, planned.folder
-    rows = read_csv(folder / "run" / "eval.csv")
+    rows = join_exploration(read_csv(folder / "run" / "eval.csv"), folder)
     tables: dict[tuple[str, str], Table] = {}
     skipped = ("lane", "seed", "task", "env_step", "wall_time")
     for row in rows:
@@ -208,6 +235,24 @@ def collect(planned: Planned, results: Path, command: str, score: str = "") -> R
     add_program(results, description, tables)
     clean_up(folder)
     return Rate(hardware, job.agent, job.preset, len(job.lanes), rate)
+
+
+def join_exploration(rows: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """The evaluations of a job, those of mazes with what exploration.csv tells of them."""
+    from ace.run.explore import CSV, layout_of
+    from ace.run.record import read_csv
+
+    path = folder / "run" / CSV
+    found = {(row["lane"], row["env_step"]): row for row in read_csv(path)} if path.exists() else {}
+    expected = {(row["lane"], row["env_step"]) for row in rows if layout_of(row["task"])}
+    if differ := expected ^ set(found):
+        lane, env_step = min(differ)
+        lacks, has = (CSV, "eval.csv") if (lane, env_step) in expected else ("eval.csv", CSV)
+        raise ResultError(
+            f"{path.parent}: {lacks} has no row of lane {lane} at env step {env_step}, but {has} "
+            f"has one; delete {folder} and run the suite again"
+        )
+    return [row | found.get((row["lane"], row["env_step"]), {}) for row in rows]
 
 
 def check_complete(job: Job, tables: dict[tuple[str, str], Table]) -> None:
@@ -249,7 +294,7 @@ def bench(args: BenchArgs, argv: Sequence[str]) -> int:
         slots = find_devices()
         hardware = slots[0].kind
     rates = Rates(plan.results, args.work / "rates.json")
-    estimate(plan, rates, hardware)
+    estimate(plan, rates, hardware, limit)
     if not args.quiet or args.dry_run:
         shown = f"{len(slots)} x {hardware}" if len(slots) > 1 else hardware
         shown = cluster.about() if cluster else shown

@@ -1,5 +1,6 @@
-"""The curves of a report: scores as a function of env steps and of wall-clock, for each task and
-over all of them, and the env steps that a method needs to reach a score."""
+"""The curves of a report: scores and other columns as a function of env steps and of wall-clock,
+for each task, scores also over all of them, and the env steps that a method needs to reach a
+score."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from ace.bench import stats
-from ace.bench.results import Series
+from ace.bench.results import COLUMNS, Series
 from ace.bench.scores import LAST, SCORINGS, Entry, Seed, Table, Task, values, wall_time
 
 LEVELS = (0.5, 0.75, 0.9)  # of the best score at the budget, for the env steps to reach it
 MOST_POINTS = 250  # of a drawn curve; no screen shows more
+# Wall-clock is an axis, and a figure curves-last3 is there already.
+NOT_DRAWN = ("", "wall_time", *SCORINGS)
 Numbers = dict[str, Any]
 Curve = tuple[np.ndarray, np.ndarray]  # env steps [P], values [P]
 
@@ -85,6 +88,37 @@ def task_curves(table: Table, entry: Entry) -> Numbers:
                 line["wall"] = times.tolist()
             found.setdefault(task.name, {})[scoring] = line
     return found
+
+
+def column_names(entries: Sequence[Entry]) -> list[str]:
+    """The columns of results that can be drawn: those with a value, the usual ones first."""
+    found = {
+        name
+        for entry in entries
+        for seeds in entry.tasks.values()
+        for series in seeds.values()
+        for name, numbers in series.columns.items()
+        if np.isfinite(numbers).any()
+    }
+    return [n for n in COLUMNS if n in found] + sorted(found - {*COLUMNS, *NOT_DRAWN})
+
+
+def column_curves(table: Table, column: str, notes: list[str]) -> Numbers:
+    """The curves of a column of our results, by method, and the tasks that have one."""
+    tasks = [task._replace(column=column) for task in table.tasks]
+    ours = [entry for entry in table.entries if entry.kind == "ours"]
+    curves = {entry.name: task_curves(table._replace(tasks=tasks), entry) for entry in ours}
+    for entry in ours:
+        for task in tasks:
+            series = entry.tasks.get(task.name, {}).values()
+            some = any(np.isfinite(values(one, column)).any() for one in series)
+            if some and task.name not in curves[entry.name]:
+                notes.append(
+                    f"{entry.name}: no curve of {column} on {task.name}, because at no env step "
+                    "all its seeds have a value"
+                )
+    drawn = [task for task in tasks if any(task.name in found for found in curves.values())]
+    return {"tasks": [task._asdict() for task in drawn], "curves": curves}
 
 
 def _band(rows: np.ndarray) -> Numbers:

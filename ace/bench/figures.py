@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ace.bench.scores import SCORINGS, Entry
 from ace.bench.summary import STATISTICS
@@ -36,6 +37,9 @@ def write(data: Numbers, out: Path) -> list[Path]:
         made[f"efficiency{end}"] = lambda s=scoring: _overall(data, s, "env_step")
         made[f"wall-clock{end}"] = lambda s=scoring: _overall(data, s, "wall")
         made[f"curves{end}"] = lambda s=scoring: _curves(data, s)
+    for column in data["columns"]:
+        for scoring, name in column_figures(column).items():
+            made[name] = lambda c=column, s=scoring: _column(data, c, s)
     written = []
     with matplotlib.rc_context(STYLE):
         for name, draw in made.items():
@@ -50,6 +54,12 @@ def write(data: Numbers, out: Path) -> list[Path]:
                 figure.set_layout_engine("none")  # keep the places that the first drawing found
             written += paths
     return written
+
+
+def column_figures(column: str) -> dict[str, str]:
+    """The file names, without their endings, of a column's figures by scoring."""
+    name = f"curves-{quote(column, safe='')}"
+    return {scoring: name if scoring == "last" else f"{name}-{scoring}" for scoring in SCORINGS}
 
 
 def learning_curves(entries: Sequence[Entry], out: Path) -> None:
@@ -135,6 +145,18 @@ def _curves(data: Numbers, scoring: str) -> Any:
         axis.set_ylabel(task["column"])
     _legend(figure, used)
     return figure
+
+
+def _column(data: Numbers, column: str, scoring: str) -> Any:
+    """The curves of a column, on the tasks that have one."""
+    found = data["columns"][column]
+    every = found["curves"].values()
+    tasks = [
+        task
+        for task in found["tasks"]
+        if any(scoring in by_task.get(task["name"], {}) for by_task in every)
+    ]
+    return _curves({**data, **found, "tasks": tasks}, scoring) if tasks else None
 
 
 def _overall(data: Numbers, scoring: str, key: str) -> Any:

@@ -28,8 +28,8 @@ class LaneSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """One program of a suite. Its lanes do not depend on what has been run before or on the time
-    there is, so its numbers do not either."""
+    """One program of a suite. On a GPU rounding depends on the lanes of a program, so these follow
+    from the suite alone, unless the program would not fit into the time that the user has."""
 
     suite: str
     agent: str  # the registered agent, of which lanes may be variants
@@ -48,6 +48,12 @@ class Job:
             del known["suffixes"]
         text = json.dumps(known, sort_keys=True)
         return f"{self.agent}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+    def part(self, lanes: Sequence[LaneSpec]) -> "Job":
+        """A job of some of the lanes."""
+        used = {lane.agent: self.settings[lane.agent] for lane in lanes}
+        suffixes = {name: suffix for name, suffix in self.suffixes.items() if name in used}
+        return replace(self, lanes=tuple(lanes), settings=used, suffixes=suffixes)
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads."""
@@ -155,12 +161,12 @@ def make_jobs(suite: Suite, lanes: int | None = None) -> list[Job]:
     jobs = []
     for found in groups.values():
         found.sort(key=lambda lane: (get_spec(lane.task).obs_size, places[lane.task]))
-        for chosen in _split(found, lanes or suite.lanes):
+        for chosen in split(found, lanes or suite.lanes):
             jobs.append(job((lane.agent for lane in chosen), chosen))
     return jobs
 
 
-def _split(lanes: Sequence[LaneSpec], most: int) -> list[list[LaneSpec]]:
+def split(lanes: Sequence[LaneSpec], most: int) -> list[list[LaneSpec]]:
     """Lanes in parts of at most `most`; the seeds of a task and agent stay together if they fit."""
     parts: list[list[LaneSpec]] = []
     for lane in lanes:

@@ -1,6 +1,7 @@
 """`ace report` and `ace plot`: from result files and run folders to numbers, tables, figures and a
 page."""
 
+import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ from typing import Any
 import tyro
 
 from ace.bench import tables
+from ace.bench.curves import column_names
 from ace.bench.page import finite, page
-from ace.bench.results import ResultError, write_text
+from ace.bench.results import COLUMNS, ResultError, write_text
 from ace.bench.scores import Entry, read
 from ace.bench.summary import summarise
 
@@ -30,6 +32,8 @@ class ReportArgs:
     """Env step of the scores; by default the last one that all seeds of a task share."""
     anchors: bool = True
     """Show the paper's numbers and public results of other methods too."""
+    columns: tuple[str, ...] = ()
+    """Columns of the results to draw as curves too, such as value_bias value_bias_std."""
     title: str = ""
     """Heading of the page; by default the names of the suites."""
 
@@ -51,10 +55,17 @@ def report(args: ReportArgs) -> list[Path]:
     if args.out.exists() and not args.out.is_dir():
         raise ResultError(f"--out {args.out} is a file; give a folder")
     entries, notes = read(args.results)
-    data = summarise(entries, notes, at=args.at, anchors=args.anchors)
+    columns, known = list(dict.fromkeys(args.columns)), column_names(entries)
+    if unknown := [column for column in columns if column not in known]:
+        raise ResultError(f"no column {unknown[0]!r} to draw; there are: {', '.join(known)}")
+    data = summarise(entries, notes, at=args.at, anchors=args.anchors, columns=columns)
     written = write(data, args.out, args.title or _title(entries))
     for note in data["notes"]:
         print(f"note: {note}")
+    scored = {task["column"] for task in data["tasks"]}
+    further = [column for column in known if column not in (*COLUMNS, *scored)]
+    if further and not columns:
+        print(f"not drawn, but could be: --columns {' '.join(further)}")
     print(f"report in {args.out}: open {args.out / 'index.html'}")
     return written
 
@@ -64,6 +75,7 @@ def write(data: Numbers, out: Path, title: str) -> list[Path]:
     from ace.bench import figures
 
     out.mkdir(parents=True, exist_ok=True)
+    _remove_columns(out)
     texts = {"index.html": page(data, title), "summary.json": _summary(data, title)}
     for name, found in tables.grids(data).items():
         texts[f"{name}.md"] = tables.markdown(found)
@@ -74,9 +86,25 @@ def write(data: Numbers, out: Path, title: str) -> list[Path]:
     return [out / name for name in texts] + figures.write(data, out)
 
 
+def _remove_columns(out: Path) -> None:
+    """Remove what an earlier report drew of columns: this one may draw others, or none."""
+    from ace.bench import figures
+
+    path = out / "columns.csv"
+    if not path.exists():
+        return
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        columns = {row.get("column") or "" for row in csv.DictReader(file)}
+    for column in columns:
+        for name in figures.column_figures(column).values():
+            for ending in (".png", ".pdf"):
+                (out / f"{name}{ending}").unlink(missing_ok=True)
+    path.unlink()
+
+
 def _summary(data: Numbers, title: str) -> str:
-    """The numbers without the curves of single tasks, which are in curves.csv."""
-    kept = {key: value for key, value in data.items() if key != "curves"}
+    """The numbers without the curves of single tasks, which are in curves.csv and columns.csv."""
+    kept = {key: value for key, value in data.items() if key not in ("curves", "columns")}
     return json.dumps(finite({"title": title, **kept}), indent=1, allow_nan=False) + "\n"
 
 

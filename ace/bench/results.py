@@ -72,7 +72,7 @@ def read_table(path: Path) -> Table:
             raise ResultError(f"{where}: {len(fields)} fields instead of {len(header)}")
         seed, env_step, row = _parse(header, fields, where)
         known = table.setdefault(seed, {})
-        if not same_row(known.setdefault(env_step, row), row):
+        if differing(known.setdefault(env_step, row), row):
             raise ResultError(f"{where}: seed {seed} at env step {env_step} has two results")
     if not table:
         raise ResultError(f"{path}: no rows; delete the file")
@@ -101,11 +101,10 @@ def _parse(header: Sequence[str], fields: Sequence[str], where: str) -> tuple[in
     return seed, env_step, row
 
 
-def same_row(a: Row, b: Row) -> bool:
-    """Whether two rows have equal numbers, NaN included."""
-    names = {*a, *b}
-    pairs = [(a.get(name, math.nan), b.get(name, math.nan)) for name in names]
-    return all(x == y or (math.isnan(x) and math.isnan(y)) for x, y in pairs)
+def differing(a: Row, b: Row) -> list[str]:
+    """The columns in which two rows have other numbers; one that is missing counts as NaN."""
+    pairs = {name: (a.get(name, math.nan), b.get(name, math.nan)) for name in (a | b)}
+    return [n for n, (x, y) in pairs.items() if x != y and not (math.isnan(x) and math.isnan(y))]
 
 
 def write_table(path: Path, table: Table) -> None:
@@ -169,14 +168,15 @@ def _merged(old: Table, new: Table, path: Path, program: str, folder: Path) -> T
     for seed, steps in new.items():
         for env_step, row in steps.items():
             there = table.setdefault(seed, {}).setdefault(env_step, row)
-            if not same_row(there, row):
+            if names := differing(there, row):
                 agent, task = task_of(folder, path)
                 maker = _maker(read_programs(folder), agent, task, seed)
                 first = maker["id"] if maker else "an unknown program"
+                one, other = (x.get(names[0], math.nan) for x in (there, row))
                 raise ResultError(
-                    f"{path}: seed {seed} at env step {env_step} has return {there['return']} of "
-                    f"{first} and {row['return']} of {program}; keep one of the two programs' "
-                    f"results (descriptions in {folder / PROGRAMS})"
+                    f"{path}: seed {seed} at env step {env_step} has {names[0]} {one} of {first} "
+                    f"and {other} of {program}; keep one of the two programs' results "
+                    f"(descriptions in {folder / PROGRAMS})"
                 )
     return table
 

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from ace.bench import published, stats
-from ace.bench.curves import Numbers, aggregate_curves, efficiency, task_curves
+from ace.bench.curves import (
+    Numbers,
+    aggregate_curves,
+    column_curves,
+    efficiency,
+    task_curves,
+)
 from ace.bench.results import ResultError
 from ace.bench.scores import (
     LAST,
@@ -39,9 +45,11 @@ def summarise(
     *,
     at: int | None = None,
     anchors: bool = True,
+    columns: Sequence[str] = (),
     samples: int = 2000,
 ) -> Numbers:
-    """All numbers of a report on our methods, beside public results if `anchors`."""
+    """All numbers of a report on our methods, beside public results if `anchors`, with the curves
+    of further `columns`."""
     told = list(notes)
     tasks = choose_tasks(entries, at, told)
     methods = list(entries)
@@ -58,6 +66,7 @@ def summarise(
     programs, makers = _programs(entries)
     printed = published.aggregates(tasks, paper) if anchors else {}
     curves = {entry.name: task_curves(table, entry) for entry in methods}
+    further = {column: column_curves(table, column, told) for column in columns}
     return {
         "format": 1,
         "unit": unit,
@@ -70,6 +79,7 @@ def summarise(
         "profiles": _profiles(table),
         "improvement": {scoring: _improvement(table, scoring) for scoring in SCORINGS},
         "curves": curves | {name: published.curves(points) for name, points in paper.items()},
+        "columns": {column: found for column, found in further.items() if found["tasks"]},
         "aggregate_curves": {entry.name: aggregate_curves(table, entry) for entry in methods},
         "efficiency": efficiency(table),
         "programs": programs,

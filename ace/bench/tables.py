@@ -221,7 +221,8 @@ def latex(found: Iterable[Grid]) -> str:
 def csv_files(data: Numbers) -> dict[str, str]:
     """Every number of the report, one file per kind."""
     kinds = {method["name"]: method["kind"] for method in data["methods"]}
-    return {
+    curve = ("method", "kind", "task", "scoring", "env_step", "wall_clock_s", "mean", "low", "high")
+    files = {
         "scores.csv": _csv(
             ("method", "kind", "task", "seed", "env_step", "column", *SCORINGS),
             _score_rows(data, kinds),
@@ -251,21 +252,16 @@ def csv_files(data: Numbers) -> dict[str, str]:
                 for name, at in row["reached"].items()
             ),
         ),
-        "curves.csv": _csv(
-            (
-                "method",
-                "kind",
-                "task",
-                "scoring",
-                "env_step",
-                "wall_clock_s",
-                "mean",
-                "low",
-                "high",
-            ),
-            _curve_rows(data, kinds),
-        ),
+        "curves.csv": _csv(curve, _curve_rows(data["curves"], kinds)),
     }
+    if data["columns"]:
+        rows = (
+            (column, *row)
+            for column, found in data["columns"].items()
+            for row in _curve_rows(found["curves"], kinds)
+        )
+        files["columns.csv"] = _csv(("column", *curve), rows)
+    return files
 
 
 def _score_rows(data: Numbers, kinds: Numbers) -> Iterable[Sequence]:
@@ -295,8 +291,8 @@ def _aggregate_rows(data: Numbers, kinds: Numbers) -> Iterable[Sequence]:
                     yield name, kinds[name], scoring, key, *about, *list(mine.values())
 
 
-def _curve_rows(data: Numbers, kinds: Numbers) -> Iterable[Sequence]:
-    for name, by_task in data["curves"].items():
+def _curve_rows(curves: Numbers, kinds: Numbers) -> Iterable[Sequence]:
+    for name, by_task in curves.items():
         for task, lines in by_task.items():
             for scoring, line in lines.items():
                 empty = [None] * len(line["env_step"])

@@ -64,7 +64,7 @@ class Scene:
         self.rates = Rates(folder / "results" / "mine", folder / "rates.json")
         for rate in how.get("rates", ()):
             self.rates.known.append(Rate("cpu", "ace", "debug", *rate))
-        bench.estimate(self.plan, self.rates, "cpu")
+        bench.estimate(self.plan, self.rates, "cpu", how.get("cut"))
         monkeypatch.setattr(drive, "collect", self.collect)
         self.text = io.StringIO()
         board = drive.Board(Console(file=self.text, width=200), quiet=False)
@@ -231,3 +231,33 @@ def test_other_times_are_refused(text: str) -> None:
 def test_wrong_shards_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="as in 1/4"):
         bench.read_shard(text)
+
+
+@pytest.mark.parametrize(
+    "limit, lanes",
+    [
+        (None, [6]),
+        (300.0, [6]),  # 15 s and 6 * 1000 / 30, a tenth more: 236.5, and 20 s to save
+        (250.0, [5, 1]),  # 199.8 and 53.2 s
+        (100.0, [1] * 6),
+        (50.0, [6]),  # not even one lane would be finished: nothing is gained
+    ],
+)
+def test_jobs_that_a_limit_would_never_let_finish_are_cut(limit, lanes, tmp_path, monkeypatch):
+    how = {"rates": [(1, 30.0), (6, 30.0)], "cut": limit}
+    scene = Scene(tmp_path, monkeypatch, [6], **how)
+    assert [len(p.job.lanes) for p in scene.plan.todo] == lanes
+    assert sum(p.whole for p in scene.plan.todo) == 6
+    seeds = sorted(lane.seed for p in scene.plan.todo for lane in p.job.lanes)
+    assert seeds == list(range(6))
+    assert len({p.folder for p in scene.plan.todo}) == len(lanes)
+
+
+def test_a_job_that_an_earlier_call_cut_goes_on_in_its_parts(tmp_path, monkeypatch):
+    how = {"rates": [(1, 30.0), (6, 30.0)], "cut": 100.0}
+    begun = Scene(tmp_path, monkeypatch, [6], **how).plan.todo[2].folder
+    monkeypatch.setattr("ace.bench.local.env_step", lambda folder: 500 * (folder == begun))
+    how["rates"] = [(1, 60.0), (6, 60.0)]  # now two lanes would fit
+    scene = Scene(tmp_path, monkeypatch, [6], **how)
+    assert [len(p.job.lanes) for p in scene.plan.todo] == [1] * 6
+    assert (scene.plan.todo[0].folder, scene.plan.todo[0].made) == (begun, 500)

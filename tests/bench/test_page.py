@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from ace.bench.page import embedded, page
+from ace.bench.results import add_program
 from ace.bench.scores import read
 from ace.bench.summary import summarise
 from tests.bench.browser import Browser, find
-from tests.bench.made import EVIL, make_suite
+from tests.bench.made import EVIL, STEPS, make_row, make_suite
 
 MIDDLE = """(() => {
   const node = document.querySelector(%s);
@@ -45,9 +46,14 @@ def test_placeholders_in_names_stay_text() -> None:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("page")
     suite = make_suite(out / "results" / "<i>suite", tasks=("dmc/hopper-hop", f"dmc/{EVIL}"))
+    # Agent `three` has two columns of small numbers, and one task alone.
+    numbers = ({"bias": -0.002 * n, EVIL: float(n)} for n in (1, 2, 3))
+    rows = {0: {s: make_row(40.0, **more) for s, more in zip(STEPS, numbers, strict=True)}}
+    add_program(suite, {"id": "p-three", "lanes": []}, {("three", "dmc/hopper-hop"): rows})
     entries, notes = read([suite])
+    data = summarise(entries, [*notes, EVIL], columns=("bias", EVIL), samples=100)
     path = out / "index.html"
-    path.write_text(page(summarise(entries, [*notes, EVIL], samples=100), f"On {EVIL}"))
+    path.write_text(page(data, f"On {EVIL}"))
     return path
 
 
@@ -107,6 +113,23 @@ def test_page_in_a_browser(browser: Browser, report: Path, tmp_path: Path) -> No
     key = "new KeyboardEvent('keydown', {key: 'ArrowLeft', bubbles: true})"
     browser.run(f"document.querySelector('#curves svg').dispatchEvent({key})")
     assert "20,000 env steps" in browser.run("document.querySelector('#tip').textContent")
+
+    # A column is drawn instead of the score, of the methods and tasks that have it.
+    drawn = "[...document.querySelectorAll('#curves path[data-method]')].map(p => p.dataset.method)"
+    title = "[...document.querySelectorAll('#curves figcaption')].map(c => c.textContent)"
+    score = browser.run(title)
+    assert score == [f"dmc/{EVIL}return", "dmc/hopper-hopreturn"]
+    browser.click(*place(browser, "#column [data-value=bias]"))
+    assert browser.run(drawn) == ["three"] and browser.run(title) == ["dmc/hopper-hopbias"]
+    assert "-0.004" in browser.run("document.querySelector('#curves svg').textContent")
+    browser.run(f"document.querySelector('#curves svg').dispatchEvent({key})")
+    assert "three-0.004" in browser.run("document.querySelector('#tip').textContent")
+    browser.click(*place(browser, "#column button:last-of-type"))
+    assert browser.run(title) == [f"dmc/hopper-hop{EVIL}"]
+    pressed = "document.querySelector('#column [aria-pressed=true]').textContent"
+    assert browser.run(pressed) == EVIL
+    browser.click(*place(browser, "#column button"))
+    assert browser.run(pressed) == "Score" and browser.run(title) == score
 
     # A number leads to the command and the commit that made it.
     href = browser.run("document.querySelector('#tasks-table tbody td a').getAttribute('href')")

@@ -170,11 +170,11 @@ def test_env_steps_and_wall_clock_to_a_score(tmp_path: Path) -> None:
 def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     suite = make_suite(tmp_path / "s", tasks=("dmc/a", f"dmc/{EVIL}"))
     out = tmp_path / "out"
-    written = report(ReportArgs((suite,), out, anchors=False))
+    written = report(ReportArgs((suite,), out, anchors=False, columns=("episode_length",)))
     assert {path.suffix for path in written} >= {".png", ".pdf", ".csv", ".md", ".tex", ".html"}
     assert all(path.stat().st_size for path in written)
     assert "index.html" in capsys.readouterr().out
-    for name in ("curves", "improvement"):
+    for name in ("curves", "curves-episode_length", "improvement"):
         assert (out / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
     summary = json.loads((out / "summary.json").read_text())
     assert summary["aggregates"]["one"]["last"]["mean"]["value"] == 30

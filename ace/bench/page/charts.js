@@ -21,7 +21,9 @@ function fill(node, attributes, children) {
   return node;
 }
 
+// `unit` is the largest possible value; null where that is not known.
 function digits(value, unit) {
+  if (unit === null) return Math.abs(value) < 1e5 ? String(+value.toPrecision(4)) : value.toExponential(1);
   if (unit <= 1) return value.toFixed(2);
   return Math.abs(value) >= 10 ? value.toFixed(0) : value.toFixed(1);
 }
@@ -114,15 +116,16 @@ function lineChart(host, series, options) {
   const xHigh = options.xHigh || Math.max(...found.map((s) => s.x[s.x.length - 1])) || 1;
   const all = found.flatMap((s) => [...s.y, ...((s.band && s.low) || []), ...((s.band && s.high) || [])]);
   const yLow = Math.min(0, ...all);
-  const yMarks = ticks(yLow, yTop || Math.max(...all, yLow + 1e-9), 4);
-  const yHigh = yTop || Math.max(...all, yMarks[yMarks.length - 1]);
+  const most = Math.max(0, ...all) || (yLow < 0 ? 0 : 1);
+  const yMarks = ticks(yLow, yTop || most, 4);
+  const yHigh = yTop || Math.max(most, yMarks[yMarks.length - 1]);
   const px = (x) => frame.left + (x / xHigh) * (frame.right - frame.left);
   const py = (y) => frame.bottom - ((y - yLow) / (yHigh - yLow)) * (frame.bottom - frame.top);
   const names = found.map((s) => s.name).join(", ");
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0, "aria-label": `${label}: ${names}` });
   for (const y of yMarks) {
     svg.append(draw("line", { class: "gridline", x1: frame.left, x2: frame.right, y1: py(y), y2: py(y) }));
-    svg.append(draw("text", { x: frame.left - 7, y: py(y) + 4, "text-anchor": "end" }, unit <= 1 ? String(+y.toFixed(2)) : String(+y.toFixed(1))));
+    svg.append(draw("text", { x: frame.left - 7, y: py(y) + 4, "text-anchor": "end" }, unit === null ? digits(y, unit) : String(+y.toFixed(unit <= 1 ? 2 : 1))));
   }
   for (const x of xTicks(xHigh)) {
     svg.append(draw("text", { x: px(x), y: frame.bottom + 17, "text-anchor": "middle" }, xText(x)));

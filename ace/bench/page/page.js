@@ -6,7 +6,8 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const SCORINGS = { last: "Last evaluation", last3: "Mean of last three" };
 const AXES = { env: "Env steps", wall: "Wall-clock" };
 const STATISTICS = { iqm: "IQM", median: "Median", mean: "Mean", optimality_gap: "Optimality gap ↓" };
-const state = { scoring: "last", axis: "env", on: new Set(data.methods.filter((m) => m.shown).map((m) => m.name)) };
+const COLUMNS = { "": "Score", ...Object.fromEntries(Object.keys(data.columns).map((name) => [name, name])) };
+const state = { scoring: "last", axis: "env", column: "", on: new Set(data.methods.filter((m) => m.shown).map((m) => m.name)) };
 const byId = (id) => document.getElementById(id);
 
 const styles = new Map();
@@ -156,20 +157,22 @@ function taskTable() {
   table(byId("tasks-table"), ["Task", ...head], rows);
 }
 
+// Of the score, or of the chosen column: a column has tasks and curves of its own.
 function curves() {
-  const host = byId("curves");
+  const host = byId("curves"), found = state.column ? data.columns[state.column] : data;
   host.replaceChildren();
-  for (const task of data.tasks) {
-    const chart = make("div");
+  for (const task of found.tasks) {
+    const chart = make("div"), unit = state.column ? null : unitOf(task);
     const lines = methodsOn().map((method) => {
-      const line = ((data.curves[method.name] || {})[task.name] || {})[state.scoring] || (method.kind === "paper" ? ((data.curves[method.name] || {})[task.name] || {}).last : null);
-      return line ? series(method, line, (i) => curveNote(method, task, line, i)) : null;
+      const mine = (found.curves[method.name] || {})[task.name] || {};
+      const line = mine[state.scoring] || (method.kind === "paper" ? mine.last : null);
+      return line ? series(method, line, (i) => curveNote(method, unit, line, i)) : null;
     });
-    const top = range(data.methods.map((m) => [m, (data.curves[m.name] || {})[task.name]]));
+    const top = range(data.methods.map((m) => [m, (found.curves[m.name] || {})[task.name]]));
     const cut = lines.filter(Boolean).map((s) => crop(s, top));
     const caption = make("figcaption", {}, task.name, make("small", {}, task.column));
     host.append(make("figure", { class: "card" }, caption, chart));
-    lineChart(chart, cut, { ...axisOptions(), unit: unitOf(task), label: task.name, empty: state.axis === "wall" ? NO_CLOCK : undefined });
+    lineChart(chart, cut, { ...axisOptions(), unit, label: task.name, empty: state.axis === "wall" ? NO_CLOCK : undefined });
   }
 }
 
@@ -186,10 +189,10 @@ function crop(s, top) {
   return { ...s, x: part(s.x), y: part(s.y), low: part(s.low), high: part(s.high) };
 }
 
-function curveNote(method, task, line, i) {
+function curveNote(method, unit, line, i) {
   const notes = [];
   if (state.axis === "wall") notes.push(`${steps(line.env_step[i])} env steps`);
-  if (line.seeds) notes.push(`seeds of ${method.name}: ` + Object.entries(line.seeds).map(([seed, values]) => `${seed}: ${digits(values[i], unitOf(task))}`).join(", "));
+  if (line.seeds) notes.push(`seeds of ${method.name}: ` + Object.entries(line.seeds).map(([seed, values]) => `${seed}: ${digits(values[i], unit)}`).join(", "));
   else if (line.count) notes.push(`${method.name}: ${plural(line.count, "seed")}`);
   else notes.push(method.source);
   if (line.thinned) notes.push("not every evaluation is drawn");
@@ -307,6 +310,8 @@ function chip(method) {
 function controls() {
   choice(byId("scoring"), SCORINGS, "scoring");
   choice(byId("axis"), AXES, "axis");
+  choice(byId("column"), COLUMNS, "column");
+  byId("column").hidden = Object.keys(COLUMNS).length === 1;
   const hidden = data.methods.filter((m) => !m.shown);
   byId("methods").append(...data.methods.filter((m) => m.shown).map(chip));
   if (hidden.length) {
@@ -329,7 +334,7 @@ function words() {
   byId("subtitle").textContent = `${plural(ours.length, "method")}, ${plural(data.tasks.length, "task")}, ${low === high ? plural(low, "seed") : `${low} to ${high} seeds`} each, scored at ${range} env steps.`;
   const beside = " Lower is better for the optimality gap. A method with fewer tasks has an open circle and is not comparable with the others.";
   byId("aggregates-about").textContent = `${plural(scored.length, "task")} at ${range} env steps, with 95 % stratified bootstrap intervals over seeds.${beside}`;
-  byId("tasks-about").textContent = "Mean over seeds with its 95 % interval. Hover over a number for its seeds; click it for the command and the commit. Curves are means over seeds with 95 % intervals.";
+  byId("tasks-about").textContent = "Mean over seeds with its 95 % interval. Hover over a number for its seeds; click it for the command and the commit. Curves are means over seeds with 95 % intervals." + (Object.keys(COLUMNS).length > 1 ? " Curves of other columns than the score show our methods alone." : "");
   byId("reach-about").textContent = "The first evaluation at which the mean over seeds reaches a part of the best score that one of our methods has at the budget, and the wall-clock until then where it is known.";
   if (data.notes.length) {
     byId("notes").hidden = false;
