@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -36,10 +35,6 @@ NO_ARGUMENTS = {
     "tasks": "usage: ace tasks\n\nlist every task that `ace train` knows by name",
     "info": "usage: ace info\n\nshow versions, device, presets, agents and planners",
 }
-NO_PICTURES = (
-    "pictures need OpenGL without a display: install EGL (libegl1, or the GPU's driver) and set "
-    "MUJOCO_GL=egl, or OSMesa (libosmesa6) and MUJOCO_GL=osmesa"
-)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -226,15 +221,12 @@ def evaluate(argv: Sequence[str]) -> None:
     from ace.run.flags import EvalArgs, parse
 
     args = parse(EvalArgs, argv, "ace eval")
-    from ace.run.evaluate import film
     from ace.tools import played
 
     found = played.play(args.run, args.episodes)
     played.show(found)
     if args.video:
-        save_film(
-            lambda: film(found.program, found.acting, found.agent_step), args.run / "video.mp4"
-        )
+        played.save_film(found, args.run / "video.mp4")
 
 
 def diagnose(argv: Sequence[str]) -> None:
@@ -246,19 +238,6 @@ def diagnose(argv: Sequence[str]) -> None:
     from ace.tools.diagnose import diagnose as examine
 
     examine(args.run, args.episodes)
-
-
-def save_film(film: Any, path: Path) -> None:
-    """Write a video, or print why there is none: an evaluation must not fail without OpenGL."""
-    from ace.tools import plots
-
-    try:
-        plots.save_video(film(), path, fps=25)
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".rstrip(": ").split())
-        print(f"no video: {reason}; {NO_PICTURES}")
-        return
-    print(f"video in {path}")
 
 
 def export(argv: Sequence[str]) -> None:
@@ -278,44 +257,13 @@ def export(argv: Sequence[str]) -> None:
 def speed(argv: Sequence[str]) -> None:
     """`ace speed`."""
     prepare_jax()
-    import tempfile
-
     from ace.run.flags import SpeedArgs, parse
-    from ace.run.record import versions, write_json
-    from ace.run.request import plan_run
-    from ace.settings.config import ConfigError
 
     settings: list[str] = []
     args = parse(SpeedArgs, argv, "ace speed", others=settings)
-    if min((*args.lanes, args.steps), default=0) < 1:
-        raise ConfigError("--lanes and --steps must be at least 1")
     from ace.tools import speed as speeds
 
-    found: dict[str, Any] = {"task": args.task, "preset": args.preset, "versions": versions()}
-    found["settings"], found["lanes"], work, runs = settings, [], {}, []
-    with tempfile.TemporaryDirectory() as folder:
-        for lanes in args.lanes:
-            seeds = [str(seed) for seed in range(lanes)]
-            where = ["--quiet", "--save-minutes", "0", "--run", f"{folder}/{lanes}"]
-            asked = [args.task, "--seeds", *seeds, "--preset", args.preset, "--seed-steps", "64"]
-            run = plan_run([*asked, *where, *settings])
-            run.folder.mkdir()
-            if "limit_tflops" not in found:
-                found["limit_tflops"] = speeds.measure_limit(run.setups[0].config.precision)
-                work = speeds.count_work(run)
-            row = speeds.measure(run, args.steps, found["limit_tflops"], work)
-            found["lanes"].append(row)
-            runs.append(run)
-            speeds.show(found, row)
-            if args.json:
-                write_json(args.json, found)
-        for run, row in zip(runs if args.profile else (), found["lanes"], strict=False):
-            kernels = speeds.profile(run)
-            speeds.show_kernels(row["lanes"], kernels)
-            for part in kernels:
-                row[part]["kernels"] = kernels[part]
-            if args.json:
-                write_json(args.json, found)
+    speeds.speed(args, settings)
 
 
 def bench(argv: Sequence[str]) -> None:

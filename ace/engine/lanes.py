@@ -30,6 +30,13 @@ def stack(trees: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
+def like(tree: Any, *axes: int) -> Any:
+    """Shapes and types of a tree, with leading axes added."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((*axes, *np.shape(x)), np.asarray(x).dtype), tree
+    )
+
+
 def check_compatible(setups: Sequence[LaneSetup]) -> None:
     """Lanes of one program must agree in every setting that shapes it, and in the goal of their
     tasks if they use hindsight."""

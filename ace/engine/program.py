@@ -1,15 +1,13 @@
-"""Many lanes in one program. Everything else is written for one lane; here, and only here, the
-leading lane axis is added with `jax.vmap` and the few functions that a run calls are compiled.
+"""Many lanes in one program. The method is written for one lane, and so are the functions of
+`engine.one_lane`; here, and only here, the leading lane axis is added to them with `jax.vmap`, and
+they are compiled.
 
 Between calls a run's state stays on the device, packed into few arrays (`engine.packing`); `trees`
 and `pack` convert it.
 """
 
-import functools
-import math
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -20,15 +18,14 @@ from ace import replay
 from ace.agents import AGENTS
 from ace.engine import fused, kernels, transfer
 from ace.engine.compile import Function, compile_in_background, compiler_options
-from ace.engine.lanes import LaneSetup, check_compatible, hindsight_of, stack
+from ace.engine.fresh import Fresh
+from ace.engine.lanes import LaneSetup, check_compatible, like, stack
 from ace.engine.messages import Message, Question, blank_message, blank_question
-from ace.engine.packing import SMALL, Packed, Packing
-from ace.engine.resources import cores
+from ace.engine.one_lane import OneLane, Packings
+from ace.engine.packing import Packed
 from ace.method.replaceable import replaced
-from ace.method.types import Lane, Transition
-from ace.settings import keys
+from ace.method.types import Transition
 
-BLOCK = 64  # steps for which random actions are drawn at once
 AT_ONCE = 32  # most updates of one call: signals are heard between calls
 MATMUL = {"f32": "highest", "tf32": "default", "bf16": "default"}
 
@@ -59,7 +56,6 @@ class Program:
         check_compatible(setups)
         self.agent_name, self.agent = agent, AGENTS[agent]
         self.setups = list(setups)
-        self.hindsight = hindsight_of(setups)
         self.config = setups[0].config  # read only for settings that all lanes share
         largest = (max(s.sizes[0] for s in setups), max(s.sizes[1] for s in setups))
         self.obs_size, self.action_size = padded or largest
@@ -67,38 +63,43 @@ class Program:
         self.traces: dict[str, int] = {}
         self._reports: dict[str, kernels.Report] = {}
 
-        lanes = len(setups)
-        self._lane = Packing(self.one_lane(setups[0]), math.inf)
-        self._memory = Packing(self._new_memory, math.inf)
-        self._message = Packing(blank_message(self.obs_size, self.action_size), math.inf)
-        self._question = Packing(blank_question(self.obs_size), math.inf)
-        self.lane = jax.device_put(self._lane.pack(stack([self.one_lane(s) for s in setups])))
-        self._blank = blank_message(self.obs_size, self.action_size, lanes)
-        self._inbox = transfer.Inbox(self._message.pack(self._blank).small)
+        self.fresh = Fresh(self.agent, setups, (self.obs_size, self.action_size))
+        self._packings = Packings(self.fresh)
+        lanes = stack([self.fresh.lane(setup) for setup in setups])
+        self.lane = jax.device_put(self._packings.lane.pack(lanes))
+        self._blank = blank_message(self.obs_size, self.action_size, len(setups))
+        self._inbox = transfer.Inbox(self._packings.message.pack(self._blank).small)
 
+        one = OneLane(self.agent, self.agent.segment(self.config), self._packings)
         over, host = self._compile, transfer.memory("pinned_host")
-        self._act = over(self._act_one, (0, 0, 0, 0), donate=(2,), out=(host, None))
-        self._act_eval = over(self._act_eval_one, (0, 0, 0, 0), donate=(2,), out=(host, None))
-        self._act_policy = over(self._act_policy_one, (0, 0, 0), out=host)
-        self._value = over(self._value_one, (0, 0, 0, 0), out=host)
-        self._survey = over(self._survey_one, (0, 0, 0, 0, 0))
-        self._act_seed = over(self._act_seed_one, (0, None))
-        self._add = over(self._add_one, (0, 0), donate=(0,))
+        self._act = over(one.act, (0, 0, 0, 0), donate=(2,), out=(host, None))
+        self._act_eval = over(one.act_eval, (0, 0, 0, 0), donate=(2,), out=(host, None))
+        self._act_policy = over(one.act_policy, (0, 0, 0), out=host)
+        self._value = over(one.value, (0, 0, 0, 0), out=host)
+        self._survey = over(one.survey, (0, 0, 0, 0, 0))
+        self._act_seed = over(one.act_seed, (0, None))
+        self._add = over(one.add, (0, 0), donate=(0,))
         self._drop = over(replay.drop, (0, 0), donate=(0,))
         # The count of updates is data, so that the result does not depend on how calls group them;
         # without the loop an update of its own is a little faster.
         self.at_once = AT_ONCE if self.config.learn.updates_per_step > 1 else 1
         several, axes = self.at_once > 1, (0, 0, 0, 0)
-        update, axes = (self._updates_one, (*axes, None)) if several else (self._update_one, axes)
+        update, axes = (one.updates, (*axes, None)) if several else (one.update, axes)
         self._update = over(update, axes, donate=(1, 2), out=(None, None, host))
-        self._acting_part = over(self._acting_one, (0,))
+        self._acting_part = over(one.acting, (0,))
 
     def init_state(self, obs: np.ndarray, capacity: int) -> RunState:
         """The state of a run whose first observations are `obs`."""
-        learner = self._learner.pack(self.new_learners)
-        memory = self._repeated_memory(len(self.setups))
+        learner = self._packings.learner.pack(self.fresh.learners)
+        memory = self._new_memory(len(self.setups))
         learner, memory = jax.device_put((learner, memory))
         return RunState(learner, memory, self._new_replay(obs, capacity))
+
+    def _new_replay(self, obs: np.ndarray, capacity: int) -> replay.Replay:
+        def start(obs: jax.Array) -> replay.Replay:
+            return self.fresh.replay(obs, capacity)
+
+        return jax.jit(jax.vmap(start))(obs)
 
     def send(
         self,
@@ -117,7 +118,7 @@ class Program:
             np.full(len(self.setups), agent_step, np.int32),
             blank.active if active is None else active,
         )
-        packed = self._message.pack(message)
+        packed = self._packings.message.pack(message)
         return packed._replace(small=self._inbox.put(packed.small))
 
     def act(self, state: RunState, message: Packed) -> tuple[jax.Array, RunState]:
@@ -158,26 +159,30 @@ class Program:
 
     def put_acting(self, tree: Any) -> Packed:
         """An acting part on the device, from a tree with a leading lane axis."""
-        return jax.device_put(self._acting.pack(tree))
+        return jax.device_put(self._packings.acting.pack(tree))
 
     def acting_tree(self, acting: Packed) -> Any:
         """The acting part as a tree on the host."""
-        return self._acting.unpack(jax.device_get(acting))
+        return self._packings.acting.unpack(jax.device_get(acting))
 
     def memory(self, episodes: int) -> Packed:
         """The agent's initial memory for `episodes` episodes of every lane."""
-        return jax.device_put(self._repeated_memory(len(self.setups), episodes))
+        return jax.device_put(self._new_memory(len(self.setups), episodes))
+
+    def _new_memory(self, *lead: int) -> Packed:
+        return self._packings.memory.pack(self.fresh.memories(*lead))
 
     def asking(self, episodes: int) -> Callable[[np.ndarray, int, int], Packed]:
         """A function that copies an evaluation step's question to the device: observations
         [L, E, O], the step of the episodes, and the agent step of the evaluated agent."""
         shape = len(self.setups), episodes
         numbers = np.broadcast_to(np.arange(episodes, dtype=np.int32), shape)
-        inbox = transfer.Inbox(self._question.pack(blank_question(self.obs_size, *shape)).small)
+        packing = self._packings.question
+        inbox = transfer.Inbox(packing.pack(blank_question(self.obs_size, *shape)).small)
 
         def ask(obs: np.ndarray, eval_step: int, agent_step: int) -> Packed:
             steps = (np.full(shape, n, np.int32) for n in (eval_step, agent_step))
-            return Packed(inbox.put(self._question.pack(Question(obs, numbers, *steps)).small), ())
+            return Packed(inbox.put(packing.pack(Question(obs, numbers, *steps)).small), ())
 
         return ask
 
@@ -203,18 +208,19 @@ class Program:
         """A run's state with learner and memory as trees; large arrays stay on the device."""
         learner = state.learner
         small = None if learner.small is None else np.asarray(learner.small)
-        memory = self._memory.unpack(jax.device_get(state.memory))
-        learner = self._learner.unpack(learner._replace(small=small))
+        memory = self._packings.memory.unpack(jax.device_get(state.memory))
+        learner = self._packings.learner.unpack(learner._replace(small=small))
         return RunState(learner, memory, state.replay)
 
     def fetch(self, state: RunState, more: Any) -> tuple[Any, Any, Any]:
         """Trees of learner and memory on the host, and `more` of any structure, in one transfer."""
         learner, memory, more = jax.device_get((state.learner, state.memory, more))
-        return self._learner.unpack(learner), self._memory.unpack(memory), more
+        return self._packings.learner.unpack(learner), self._packings.memory.unpack(memory), more
 
     def pack(self, trees: RunState) -> RunState:
         """The state of a run from trees on the host."""
-        learner, memory = self._learner.pack(trees.learner), self._memory.pack(trees.memory)
+        learner = self._packings.learner.pack(trees.learner)
+        memory = self._packings.memory.pack(trees.memory)
         return RunState(*jax.device_put((learner, memory, trees.replay)))
 
     def shapes(self, capacity: int) -> RunState:
@@ -222,69 +228,13 @@ class Program:
         lanes = len(self.setups)
         obs = np.zeros((lanes, self.obs_size), np.float32)
         store = jax.eval_shape(lambda: self._new_replay(obs, capacity))
-        return RunState(_like(self._first_learner, lanes), _like(self._new_memory, lanes), store)
+        learner, memory = self.fresh.first_learner, self.fresh.memory
+        return RunState(like(learner, lanes), like(memory, lanes), store)
 
     def acting_shapes(self) -> Any:
         """Shapes and types of the acting part, as a tree."""
-        learner = _like(self._first_learner, len(self.setups))
+        learner = like(self.fresh.first_learner, len(self.setups))
         return jax.eval_shape(self.agent.acting_part, learner)
-
-    def one_lane(self, setup: LaneSetup) -> Lane:
-        """The arrays of one lane, without a lane axis; NumPy's, as JAX would compile each step of
-        making them."""
-        seed: Any = np.uint32(setup.seed)
-        masks: list[Any] = [
-            np.arange(padded) < own
-            for padded, own in zip((self.obs_size, self.action_size), setup.sizes, strict=True)
-        ]
-        return Lane(
-            seed=seed,
-            config=jax.tree.map(np.float32, setup.config),
-            action_mask=masks[1],
-            constants=jax.tree.map(_constant, self.agent.constants(setup.config)),
-            obs_mask=masks[0],
-        )
-
-    @functools.cached_property
-    def new_learners(self) -> Any:
-        """Freshly initialised learners, drawn lane by lane."""
-        with ThreadPoolExecutor(cores()) as pool:  # LAPACK releases the interpreter lock
-            rest = pool.map(self._new_learner, self.setups[1:])
-            return stack([self._first_learner, *rest])
-
-    @functools.cached_property
-    def _first_learner(self) -> Any:
-        return self._new_learner(self.setups[0])
-
-    @functools.cached_property
-    def _learner(self) -> Packing:
-        of_all, of_one = SMALL
-        return Packing(self._first_learner, min(of_all // len(self.setups), of_one))
-
-    @functools.cached_property
-    def _acting(self) -> Packing:
-        of_all, of_one = SMALL
-        part = jax.eval_shape(self.agent.acting_part, _like(self._first_learner))
-        return Packing(part, min(of_all // len(self.setups), of_one))
-
-    def _new_learner(self, setup: LaneSetup) -> Any:
-        fresh = self.agent.init(setup.config, setup.seed, setup.sizes)
-        return self.agent.pad(setup.config, fresh, (self.obs_size, self.action_size))
-
-    @functools.cached_property
-    def _new_memory(self) -> Any:
-        make = jax.jit(lambda: self.agent.memory(self.config, self.action_size))  # compiled as one
-        return jax.device_get(make())
-
-    def _repeated_memory(self, *lead: int) -> Packed:
-        memory = jax.tree.map(lambda x: np.broadcast_to(x, (*lead, *x.shape)), self._new_memory)
-        return self._memory.pack(memory)
-
-    def _new_replay(self, obs: np.ndarray, capacity: int) -> replay.Replay:
-        def start(obs: jax.Array) -> replay.Replay:
-            return replay.init(capacity, obs, self.action_size, self.hindsight)
-
-        return jax.jit(jax.vmap(start))(obs)
 
     @property
     def kernels(self) -> kernels.Report:
@@ -303,14 +253,14 @@ class Program:
         Compilation may take a minute, and the random steps at the start of a run do not need it. A
         call waits for a function that is being compiled.
         """
-        lanes, episodes = len(self.setups), self.config.eval_episodes
-        lane, memory = _like(self.lane), _like(self._repeated_memory(lanes))
+        packings, lanes, episodes = self._packings, len(self.setups), self.config.eval_episodes
+        lane, memory = like(self.lane), like(self._new_memory(lanes))
         shapes = self.shapes(capacity)
-        learner = jax.eval_shape(self._learner.pack, shapes.learner)
-        acting = jax.eval_shape(self._acting.pack, self.acting_shapes())
-        message = _like(self._message.pack(self._blank))
-        question = _like(self._question.pack(blank_question(self.obs_size, lanes, episodes)))
-        copies = _like(self._repeated_memory(lanes, episodes))
+        learner = jax.eval_shape(packings.learner.pack, shapes.learner)
+        acting = jax.eval_shape(packings.acting.pack, self.acting_shapes())
+        message = like(packings.message.pack(self._blank))
+        question = like(packings.question.pack(blank_question(self.obs_size, lanes, episodes)))
+        copies = like(self._new_memory(lanes, episodes))
         update = (self._update, (lane, learner, shapes.replay, message, *self._counted()))
         act = (self._act, (lane, learner, memory, message))
         # One thread traces at a time: first what the random steps need, which is small, then the
@@ -333,8 +283,8 @@ class Program:
         self, asked: Survey, after: Sequence[threading.Thread] = ()
     ) -> threading.Thread:
         """Compile `survey` in a background thread, which is started and returned."""
-        acting = jax.eval_shape(self._acting.pack, self.acting_shapes())
-        work = self._survey, (_like(self.lane), acting, *_like(asked))
+        acting = jax.eval_shape(self._packings.acting.pack, self.acting_shapes())
+        work = self._survey, (like(self.lane), acting, *like(asked))
         return compile_in_background(self.stop, work, after=after)
 
     def waiting(self, evaluation: bool = False) -> list[str]:
@@ -359,7 +309,7 @@ class Program:
         self, function: Callable, axes: tuple, donate: tuple = (), out: Any = None
     ) -> Function:
         """Vmap a function of one lane over `axes`; `out` places results that leave the device."""
-        name = function.__name__.removeprefix("_").removesuffix("_one")
+        name = function.__name__
 
         def traced(*args: Any) -> Any:
             self.traces[name] = self.traces.get(name, 0) + 1  # runs only while tracing
@@ -376,120 +326,3 @@ class Program:
         traced.__name__ = name  # what profiles and compile logs show
         how = {"donate_argnums": donate, "out_shardings": out}
         return Function(traced, works, compiler_options=compiler_options(), **how)
-
-    def _act_one(self, lane: Packed, learner: Packed, memory: Packed, message: Packed):
-        """Act on an observation; the agent resets its memory if the observation is an episode's
-        first."""
-        x: Message = self._message.unpack(message)
-        one: Lane = self._lane.unpack(lane)
-        acting = self.agent.acting_part(self._learner.unpack(learner))
-        key = keys.key(one.seed, "plan", x.agent_step)
-        before = self._memory.unpack(memory)
-        obs = x.transition.obs
-        action, after = self.agent.act(one, acting, before, obs, x.first, x.agent_step, key, True)
-        return action, self._memory.pack(after)
-
-    def _act_eval_one(self, lane: Packed, acting: Packed, memory: Packed, question: Packed):
-        """Act in a lane's evaluation episodes."""
-        one: Lane = self._lane.unpack(lane)
-        tree = self._acting.unpack(acting)
-
-        def act(memory: Packed, packed: Packed):
-            x: Question = self._question.unpack(packed)
-            key = jax.random.fold_in(keys.key(one.seed, "eval_plan", x.agent_step), x.eval_step)
-            key = jax.random.fold_in(key, x.episode)
-            before, first = self._memory.unpack(memory), x.eval_step == 0
-            step = x.agent_step
-            action, after = self.agent.act(one, tree, before, x.obs, first, step, key, False)
-            return action, self._memory.pack(after)
-
-        return jax.vmap(act)(memory, question)
-
-    def _act_policy_one(self, lane: Packed, acting: Packed, question: Packed) -> jax.Array:
-        assert self.agent.act_policy is not None
-        obs = self._question.unpack(question).obs
-        return self.agent.act_policy(self._lane.unpack(lane), self._acting.unpack(acting), obs)
-
-    def _value_one(
-        self, lane: Packed, acting: Packed, question: Packed, action: jax.Array
-    ) -> jax.Array:
-        assert self.agent.value is not None
-        obs = self._question.unpack(question).obs
-        return self.agent.value(self._lane.unpack(lane), self._acting.unpack(acting), obs, action)
-
-    def _survey_one(
-        self, lane: Packed, acting: Packed, states: jax.Array, obs: jax.Array, action: jax.Array
-    ) -> tuple[jax.Array | None, jax.Array | None]:
-        one, tree = self._lane.unpack(lane), self._acting.unpack(acting)
-        act, value, predict = (
-            self.agent.act_policy,
-            self.agent.value,
-            self.agent.prediction_error,
-        )
-        values = error = None
-        if act and value:
-            # One row of states after the other: the activations of all would fill a small device.
-            values = jax.lax.map(lambda x: value(one, tree, x, act(one, tree, x)), states).mean(0)
-        if predict:
-            error = predict(one, tree, obs, action)
-        return values, error
-
-    def _act_seed_one(self, lane: Packed, agent_step: jax.Array) -> jax.Array:
-        """Uniform random actions [BLOCK, A] for the steps from `agent_step` on."""
-        one: Lane = self._lane.unpack(lane)
-
-        def draw(step: jax.Array) -> jax.Array:
-            key = keys.key(one.seed, "seed_action", step)
-            shape = one.action_mask.shape
-            return jax.random.uniform(key, shape, minval=-1.0, maxval=1.0) * one.action_mask
-
-        return jax.vmap(draw)(agent_step + jnp.arange(BLOCK))
-
-    def _add_one(self, store: replay.Replay, message: Packed) -> replay.Replay:
-        x: Message = self._message.unpack(message)
-        return replay.add(store, x.transition, self.agent.segment(self.config))
-
-    def _update_one(
-        self, lane: Packed, learner: Packed, store: replay.Replay, message: Packed
-    ) -> tuple[Packed, replay.Replay, jax.Array]:
-        """One update; metrics [M] in the order of the agent's names."""
-        x: Message = self._message.unpack(message)
-        one, state = self._lane.unpack(lane), self._learner.unpack(learner)
-        state, store, row = self._updated(one, x, state, store)
-        return self._learner.pack(state), store, row
-
-    def _updates_one(
-        self, lane: Packed, learner: Packed, store: replay.Replay, message: Packed, count: jax.Array
-    ) -> tuple[Packed, replay.Replay, jax.Array]:
-        """Several updates in one call: each call costs the host time."""
-        x: Message = self._message.unpack(message)
-        one, row = self._lane.unpack(lane), jnp.zeros(len(self.agent.metrics))
-        state, store, row = jax.lax.fori_loop(
-            0,
-            count,
-            lambda _, made: self._updated(one, x, *made[:2]),
-            (self._learner.unpack(learner), store, row),
-        )
-        return self._learner.pack(state), store, row
-
-    def _updated(self, lane: Lane, x: Message, state: Any, store: replay.Replay) -> tuple:
-        state, store, metrics = self.agent.update(lane, state, store, x.agent_step, x.active)
-        row = [jnp.asarray(metrics[name], jnp.float32) for name in self.agent.metrics]
-        return state, store, jnp.stack(row) if row else jnp.zeros(0)
-
-    def _acting_one(self, learner: Packed) -> Packed:
-        # Copy the arrays: the learner's own are donated to the next update.
-        part = self.agent.acting_part(self._learner.unpack(learner))
-        return self._acting.pack(jax.tree.map(jnp.copy, part))
-
-
-def _constant(x: Any) -> np.ndarray:
-    """An array of the type that JAX gives it."""
-    return np.asarray(x, jax.dtypes.canonicalize_dtype(np.asarray(x).dtype))
-
-
-def _like(tree: Any, *axes: int) -> Any:
-    """Shapes and types of a tree, with leading axes added."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((*axes, *np.shape(x)), np.asarray(x).dtype), tree
-    )

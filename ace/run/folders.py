@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ace.run.flags import TrainArgs
-from ace.settings import config as settings
+from ace.settings import checks
 from ace.settings.config import ConfigError
 
 LONGEST_NAME = 80  # characters of the part that lists the tasks, or the changed settings
@@ -71,7 +71,7 @@ def _filled(found: Any) -> Any:
     try:
         own = AGENTS[found["agent"]].settings
         lanes = [
-            lane | {"config": asdict(settings.from_dict(lane["config"], own))}
+            lane | {"config": asdict(checks.from_dict(lane["config"], own))}
             for lane in found["lanes"]
         ]
         return json.loads(json.dumps({"imports": [], **found, "lanes": lanes}))

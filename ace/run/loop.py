@@ -3,16 +3,17 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
-from ace.engine.program import BLOCK, Program, RunState
+from ace.engine.one_lane import BLOCK
+from ace.engine.program import Program, RunState
 from ace.engine.resources import check_memory, count_workers, replay_capacity, spare_cores
 from ace.envs import EnvError, Fault
 from ace.run import checkpoint, resume
@@ -48,7 +49,7 @@ def train(run: Run) -> RunState:
     stored = check_memory(run.agent, run.setups, capacity)
     program = Program(run.agent, run.setups)
     config = program.config
-    with writable(run.folder), resume.lock(run.folder):
+    with resume.writable(run.folder), resume.lock(run.folder):
         write_json(run.folder / "config.json", run.describe())
         with closing(Loop(run, program, capacity)) as loop, loop.recorder:
             loop.recorder.message(
@@ -60,23 +61,6 @@ def train(run: Run) -> RunState:
                 loop.recorder.message(note)
             loop.write_versions()
             return program.trees(loop.run())
-
-
-@contextmanager
-def writable(folder: Path) -> Iterator[None]:
-    """Make a run folder; a failed write inside raises an OSError that says what to do."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(f"cannot make {folder} ({error.strerror}); choose another --run") from error
-    try:
-        yield
-    except OSError as error:
-        saved = checkpoint.Checkpoints(folder).steps()
-        safe = f"agent step {saved[-1]} is saved" if saved else "nothing is saved yet"
-        raise OSError(
-            f"{error}; {safe}; free space or repair {folder}, then `ace resume {folder}` goes on"
-        ) from error
 
 
 class Loop:

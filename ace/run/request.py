@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ace.run import flags
 from ace.run.folders import check_folder, default_folder, read_json
+from ace.settings import checks
 from ace.settings import config as settings
 from ace.settings.config import Config, ConfigError
 
@@ -211,7 +212,7 @@ def check_config(name: str, config: Config) -> None:
     from ace.planners import PLANNERS
 
     try:
-        settings.validate(config)
+        checks.validate(config)
     except ConfigError as error:
         # The message starts with the field: name the agent's section as its flags do.
         raise ConfigError(re.sub(r"^own\.", f"{name}.", str(error))) from None
@@ -342,7 +343,7 @@ def read_run(folder: Path) -> tuple[str, str, list, list[str]]:
         for lane in found["lanes"]:
             spec = get_spec(lane["task"])
             sizes = (spec.obs_size, spec.action_size)
-            config = settings.from_dict(lane["config"], own)
+            config = checks.from_dict(lane["config"], own)
             check_config(found["agent"], config)
             setups.append(LaneSetup(lane["task"], lane["seed"], config, sizes))
         labels = [lane["label"] for lane in found["lanes"]]

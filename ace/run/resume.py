@@ -156,7 +156,7 @@ class Keeper:
         counters = {name: np.array(tree[name]) for name in ("cursor", "length", "stored")}
         notes += self._rejoin(collector, store, counters, tree["pending"])
         parts: dict[str, Any] = store | counters | {"tree": tree["tree"]}
-        ring = replay.Replay(**parts, hindsight=self.program.hindsight)
+        ring = replay.Replay(**parts, hindsight=self.program.fresh.hindsight)
         metrics = [tree["metrics"][name] for name in self._names]
         return (
             self.program.pack(RunState(tree["learner"], tree["memory"], ring)),
@@ -306,6 +306,23 @@ def numbers_fit(program: Program, numbers: Any, lengths: np.ndarray) -> bool:
 def take_rows(arrays: dict[str, jax.Array], slots: jax.Array) -> dict[str, jax.Array]:
     """Rows [L, n] of every array [L, C, ...]."""
     return {name: jax.vmap(lambda x, i: x[i])(x, slots) for name, x in arrays.items()}
+
+
+@contextmanager
+def writable(folder: Path) -> Iterator[None]:
+    """Make a run folder; a failed write inside raises an OSError that says what to do."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"cannot make {folder} ({error.strerror}); choose another --run") from error
+    try:
+        yield
+    except OSError as error:
+        saved = Checkpoints(folder).steps()
+        safe = f"agent step {saved[-1]} is saved" if saved else "nothing is saved yet"
+        raise OSError(
+            f"{error}; {safe}; free space or repair {folder}, then `ace resume {folder}` goes on"
+        ) from error
 
 
 @contextmanager

@@ -5,7 +5,6 @@ compiled program; every other field shapes the program and must agree between la
 """
 
 import dataclasses
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,6 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import ace.settings
 
 T = TypeVar("T")
-LONGEST = 100  # most iterations, and most steps, of a plan
 Precision = Literal["auto", "f32", "tf32", "bf16"]
 
 
@@ -333,50 +331,6 @@ def _replace_one(node: Any, path: list[str], value: Any) -> Any:
     return dataclasses.replace(node, **{path[0]: value})  # type: ignore[type-var]
 
 
-def from_dict(values: dict[str, Any], own: type | None = None) -> Config:
-    """A config from nested dictionaries, checked; `own` is the class of the agent's own section.
-
-    A missing field was added after the file was written and gets its default, which must therefore
-    keep the behaviour from before the field existed.
-    """
-    config = _from_dict(Config, values, Config(own=own and own()))
-    validate(config)
-    return config
-
-
-def _from_dict(cls: Any, values: Any, default: Any, path: str = "") -> Any:
-    kinds = {f.name: f.type for f in dataclasses.fields(cls)}
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path or 'the config'} is {values!r:.40}; it must be a set of fields")
-    if unknown := ", ".join(sorted(path + str(n) for n in values.keys() - kinds.keys())):
-        raise ConfigError(f"a config of another version: {unknown:.80} unknown")
-    made = {}
-    for name, value in values.items():
-        kind: Any = kinds[name]
-        if kind is Any:
-            mine = getattr(default, name)
-            kind = type(mine)
-            if value is None:  # written before the agent had settings of its own, or it has none
-                continue
-            if mine is None:
-                raise ConfigError(f"{path}{name} is {value!r:.40}; the agent has no such settings")
-        if dataclasses.is_dataclass(kind):
-            made[name] = _from_dict(kind, value, getattr(default, name), f"{path}{name}.")
-            continue
-        made[name] = _plain_value(kind, value, path + name)
-    return dataclasses.replace(default, **made)
-
-
-def _plain_value(kind: Any, value: Any, name: str) -> Any:
-    """A JSON value as the value of a field; refuses another type."""
-    if get_origin(kind) is tuple and isinstance(value, list):
-        return tuple(value)  # JSON has no tuples; an agent's own section may
-    kind = str if get_origin(kind) is Literal else get_origin(kind) or kind
-    if type(value) is not kind and not (kind is float and type(value) is int):
-        raise ConfigError(f"{name} is {value!r:.40}; it must be of type {kind.__name__}")
-    return value
-
-
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     """Dotted field names and values."""
     flat: dict[str, Any] = {}
@@ -399,83 +353,3 @@ def literals(config: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
         elif get_origin(f.type) is Literal:
             found[prefix + f.name] = get_args(f.type)
     return found
-
-
-def validate(config: Config) -> None:
-    """Refuse a config that cannot run, naming the field and the remedy."""
-    flat = flatten(config)
-    _check_ranges(config, flat)
-    for name, choices in literals(config).items():
-        if flat[name] not in choices:
-            raise ConfigError(f"{name} is {flat[name]!r}; choose one of {', '.join(choices)}")
-    _check_together(config)
-
-
-def _check_ranges(c: Config, flat: dict[str, Any]) -> None:
-    """Check each number by itself."""
-    counts = ("env_steps", "action_repeat", "seed_steps", "eval_every", "eval_episodes")
-    counts += ("plan.horizon", "plan.iterations", "plan.population", "plan.elites")
-    counts += ("learn.batch", "learn.updates_per_step", "learn.update_every")
-    counts += ("learn.target_period",)
-    counts += ("parity.policy_delay", "env_timeout", "fault_limit")
-    for name in (*counts, *flatten(c.net, "net.")):
-        if flat[name] <= 0:
-            raise ConfigError(f"{name} is {flat[name]}; it must be at least 1")
-    unit = ("plan.policy_fraction", "plan.momentum", "plan.elite_reuse", "learn.discount")
-    unit += ("learn.td_lambda", "learn.time_decay", "learn.target_momentum", "learn.novelty_ema")
-    unit += ("learn.beta1", "learn.beta2", "replay.priority_power", "replay.importance_power")
-    unit += ("replay.hindsight",)
-    unit += ("repair.pessimism", "repair.policy_scale", "repair.step_stats", "repair.normalise")
-    for name in unit:
-        if not 0 <= flat[name] <= 1:
-            raise ConfigError(f"{name} is {flat[name]}; it must lie between 0 and 1")
-    for name, value in flat.items():
-        if not isinstance(value, float | int) or isinstance(value, bool):
-            continue
-        if name.startswith("own."):  # the agent checks its own ranges
-            if not math.isfinite(value):
-                raise ConfigError(f"{name} is {value}; it must be a finite number")
-        elif name != "workers" and not 0 <= value < math.inf:
-            raise ConfigError(f"{name} is {value}; it must be a number of at least 0")
-        # Counts are 32-bit integers on the device; a replay's capacity is checked against memory.
-        elif isinstance(value, int) and value >= 2 ** (40 if name == "replay.capacity" else 31):
-            raise ConfigError(f"{name} is {value}, which is too large; the limit is 2147483647")
-    if flat["repair.value_huber"] == 0:
-        raise ConfigError("repair.value_huber is 0; it must be above 0, or values are not learned")
-    for name in ("learn.beta1", "learn.beta2", "learn.novelty_ema"):
-        if flat[name] == 1:
-            raise ConfigError(f"{name} is 1; it must be below 1, or nothing would ever be learned")
-
-
-def _check_together(c: Config) -> None:
-    """Check settings that depend on each other."""
-    p = c.plan
-    if p.population < p.elites:
-        raise ConfigError(
-            f"plan.population ({p.population}) is smaller than plan.elites ({p.elites}); "
-            "raise the population or lower the elites"
-        )
-    if not 1 <= p.horizon_ramp.start <= p.horizon:
-        raise ConfigError(
-            f"plan.horizon_ramp.start ({p.horizon_ramp.start:g}) must lie between 1 and "
-            f"plan.horizon ({p.horizon}); lower it, as in --plan.horizon-ramp.start 1"
-        )
-    for name, count in (("plan.iterations", p.iterations), ("plan.horizon", p.horizon)):
-        if count > LONGEST:
-            raise ConfigError(
-                f"{name} is {count}; it must be at most {LONGEST}: the loop is unrolled, so every "
-                "step is compiled"
-            )
-    if p.population_decay < 1:
-        raise ConfigError(f"plan.population_decay is {p.population_decay}; it must be at least 1")
-    if not p.min_std <= p.max_std:
-        raise ConfigError("plan.min_std is larger than plan.max_std; lower it")
-    if c.seed_steps * c.action_repeat > c.env_steps:
-        raise ConfigError(
-            f"the seed phase ({c.seed_steps} agent steps of {c.action_repeat} environment steps) "
-            f"is longer than env_steps ({c.env_steps}); raise env_steps or lower seed_steps"
-        )
-    if c.replay.capacity and c.replay.capacity < 4 * p.horizon:
-        raise ConfigError(f"replay.capacity must be 0 or at least {4 * p.horizon}")
-    if c.workers < -1:
-        raise ConfigError("workers must be -1 (one per core), 0 (none) or a number of processes")

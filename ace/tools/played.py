@@ -1,4 +1,4 @@
-"""An evaluation of the agents that a run has saved, and its table."""
+"""An evaluation of the agents that a run has saved, its table and its video."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +11,16 @@ from rich.table import Table
 from ace.engine.program import Program
 from ace.engine.resources import count_workers
 from ace.run.agent_file import load_agents
-from ace.run.evaluate import Evaluation, Evaluator
+from ace.run.evaluate import Evaluation, Evaluator, film
 from ace.run.request import Run, open_run
 from ace.settings.config import ConfigError
+from ace.tools import plots
 
 LEFT = ("task", "setting")  # columns of text
+NO_PICTURES = (
+    "pictures need OpenGL without a display: install EGL (libegl1, or the GPU's driver) and set "
+    "MUJOCO_GL=egl, or OSMesa (libosmesa6) and MUJOCO_GL=osmesa"
+)
 
 
 class Played(NamedTuple):
@@ -57,6 +62,19 @@ def show(played: Played) -> None:
     env_step = played.agent_step * played.program.config.action_repeat
     title = f"{played.run.folder}: {played.episodes} episodes after {env_step} env steps"
     Console().print(table(title, lines))
+
+
+def save_film(played: Played, path: Path) -> None:
+    """Write a video of the first lane, or print why there is none: an evaluation must not fail
+    without OpenGL."""
+    try:
+        frames = film(played.program, played.acting, played.agent_step)
+        plots.save_video(frames, path, fps=25)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".rstrip(": ").split())
+        print(f"no video: {reason}; {NO_PICTURES}")
+        return
+    print(f"video in {path}")
 
 
 def lanes(run: Run) -> list[dict[str, str]]:

@@ -1,4 +1,5 @@
-"""How fast this machine is, part by part: planning, updates, simulators, and a whole run.
+"""`ace speed`: how fast this machine is, part by part: planning, updates, simulators, and a whole
+run.
 
 Work is counted from the shapes of the matrix products, the limit is measured with a large one.
 """
@@ -8,7 +9,7 @@ import glob
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -25,9 +26,11 @@ from ace.envs import get_spec
 from ace.method.types import Transition
 from ace.run.collect import Collector
 from ace.run.evaluate import RESET, Evaluator
+from ace.run.flags import SpeedArgs
 from ace.run.loop import Loop
-from ace.run.request import Run
-from ace.settings.config import replace
+from ace.run.record import versions, write_json
+from ace.run.request import Run, plan_run
+from ace.settings.config import ConfigError, replace
 
 WARM_UP = 20  # calls before those that are timed
 RUN_WARM_UP = 200  # steps of a run: processors and memory take about a second to settle
@@ -290,6 +293,38 @@ def profiled(call: Callable[[], Any], calls: int = 5, most: int = 25) -> list[di
                     totals[event.name][1] += event.duration_ns / 1e6 / calls
     ranked = sorted(totals.items(), key=lambda item: -item[1][1])
     return [{"name": n, "calls": round(c, 1), "ms": ms} for n, (c, ms) in ranked[:most]]
+
+
+def speed(args: SpeedArgs, settings: Sequence[str]) -> None:
+    """Measure a program for each number of lanes, print what was found and write it to a file if
+    asked to; `settings` are flags of `ace train`."""
+    if min((*args.lanes, args.steps), default=0) < 1:
+        raise ConfigError("--lanes and --steps must be at least 1")
+    found: dict[str, Any] = {"task": args.task, "preset": args.preset, "versions": versions()}
+    found["settings"], found["lanes"], work, runs = settings, [], {}, []
+    with tempfile.TemporaryDirectory() as folder:
+        for lanes in args.lanes:
+            seeds = [str(seed) for seed in range(lanes)]
+            where = ["--quiet", "--save-minutes", "0", "--run", f"{folder}/{lanes}"]
+            asked = [args.task, "--seeds", *seeds, "--preset", args.preset, "--seed-steps", "64"]
+            run = plan_run([*asked, *where, *settings])
+            run.folder.mkdir()
+            if "limit_tflops" not in found:
+                found["limit_tflops"] = measure_limit(run.setups[0].config.precision)
+                work = count_work(run)
+            row = measure(run, args.steps, found["limit_tflops"], work)
+            found["lanes"].append(row)
+            runs.append(run)
+            show(found, row)
+            if args.json:
+                write_json(args.json, found)
+        for run, row in zip(runs if args.profile else (), found["lanes"], strict=False):
+            kernels = profile(run)
+            show_kernels(row["lanes"], kernels)
+            for part in kernels:
+                row[part]["kernels"] = kernels[part]
+            if args.json:
+                write_json(args.json, found)
 
 
 def show(found: dict[str, Any], row: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ class TrainedAgent:
     def __init__(self, program: Program, index: int, acting: Any, agent_step: int):
         self.program, self.setup, self.agent_step = program, program.setups[index], agent_step
         self.task, self.seed = self.setup.task, self.setup.seed
-        self._lane = jax.device_put(program.one_lane(self.setup))
+        self._lane = jax.device_put(program.fresh.lane(self.setup))
         self._acting = jax.tree.map(lambda x: x[index], program.acting_tree(acting))
         fresh = program.agent.memory(program.config, program.action_size)
         self._structures = [jax.tree.structure(tree) for tree in (self._acting, fresh)]

@@ -1,5 +1,5 @@
 """REDQ against hand-worked numbers: the subset in the target by counting, the mean critic and the
-delayed policy by the NumPy twin of SAC's tests."""
+delayed policy by SAC's twin in NumPy."""
 
 from typing import Any
 
@@ -11,8 +11,9 @@ import pytest
 from ace.agents import AGENTS, sac
 from ace.agents.sac import RedqConfig, SacState
 from ace.settings.config import Config, ConfigError, replace
+from tests.agents.sac_twin import Flat, Twin, random_batch
 from tests.agents.small import ACTION, SIZES, check_crowd
-from tests.agents.test_sac import Flat, Twin, filled, lane_of, random_batch
+from tests.agents.test_sac import filled, lane_of
 from tests.run.helpers import leaves, same
 
 CRITICS, DELAY = 4, 3

@@ -10,7 +10,8 @@ from ace.bench import suites
 from ace.bench.jobs import make_config, make_jobs
 from ace.envs import EnvSpec
 from ace.run import request
-from ace.settings.config import Config, ConfigError, flatten, validate
+from ace.settings.checks import validate
+from ace.settings.config import Config, ConfigError, flatten
 from ace.settings.presets import resolve
 
 

@@ -9,7 +9,8 @@ from ace.agents.ace import working_horizon
 from ace.agents.tdmpc import AGENT
 from ace.envs import EnvSpec
 from ace.planners import PLANNERS
-from ace.settings.config import Config, flatten, validate
+from ace.settings.checks import validate
+from ace.settings.config import Config, flatten
 from ace.settings.presets import PRESETS, resolve
 
 

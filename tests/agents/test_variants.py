@@ -16,7 +16,8 @@ from ace.method.targets import lambda_targets
 from ace.planners import PLANNERS
 from ace.run import request
 from ace.run.record import write_json
-from ace.settings.config import Config, flatten, validate
+from ace.settings.checks import validate
+from ace.settings.config import Config, flatten
 from ace.settings.presets import PRESETS, resolve
 from tests.golden import reference as ref
 from tests.run.test_request import Toy

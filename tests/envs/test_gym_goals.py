@@ -13,9 +13,9 @@ from ace.engine.lanes import LaneSetup, hindsight_of
 from ace.envs import EnvError, Goal, TaskError, get_spec, make
 from ace.envs.gym import ComputeReward, _judges
 from ace.settings.config import Config, ConfigError, replace
-from tests.envs import bad_envs
+from tests.envs import goal_envs
 
-HERE = "tests.envs.bad_envs"
+HERE = "tests.envs.goal_envs"
 
 
 def goal_of(task: str) -> Goal:
@@ -35,7 +35,7 @@ def test_parts_are_flattened_in_a_fixed_order() -> None:
     assert env.spec.obs_size == 7
     assert (goal.achieved, goal.desired, goal.error) == ((3, 5), (5, 7), None)
     first = env.reset()
-    plain = bad_envs.GoalEnv()
+    plain = goal_envs.GoalEnv()
     parts: Any = plain.reset(seed=3)[0]
     expected = [0, 0, 0, *parts["achieved_goal"], *parts["desired_goal"]]
     np.testing.assert_array_equal(first, np.array(expected, np.float32))
@@ -47,7 +47,7 @@ def test_parts_are_flattened_in_a_fixed_order() -> None:
 def test_the_rule_is_the_environments_own_with_numpy_and_jax(name: str) -> None:
     assert use(f"{HERE}:{name}").goal == goal_of(f"{HERE}:{name}")
     goal = goal_of(f"{HERE}:{name}")
-    plain = bad_envs.GivesRule() if name == "GivesRule" else bad_envs.GoalEnv()
+    plain = goal_envs.GivesRule() if name == "GivesRule" else goal_envs.GoalEnv()
     rng = np.random.default_rng(0)
     achieved, desired = rng.normal(size=(2, 4, 50, 2)).astype(np.float32)
     expected = plain.compute_reward(achieved, desired, {})
@@ -96,7 +96,7 @@ def test_goals_that_do_not_fit_are_refused_when_the_task_is_made(name: str, mess
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("WritesEntries", "fails with JAX .*entries .*cannot be written .*bad_envs.py, line"),
+        ("WritesEntries", "fails with JAX .*entries .*cannot be written .*goal_envs.py, line"),
         ("NoRule", "declares no goal"),
     ],
 )

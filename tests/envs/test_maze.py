@@ -8,7 +8,7 @@ import pytest
 from ace.envs import EnvRequest, EpisodeNumbers, VectorEnv, get_spec, make, notes, task_names
 from ace.envs.maze.grid import LAYOUTS, read_grid
 from ace.envs.maze.point import Ball, MazeEnv
-from ace.settings.config import validate
+from ace.settings.checks import validate
 from ace.settings.presets import PRESETS, resolve
 
 MASS = 1000 * 4 / 3 * math.pi * 0.1**3  # of the ball, in kg

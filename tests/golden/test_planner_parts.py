@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from ace.planners import PLANNERS, Planner, icem, register, sequences
 from ace.planners.icem import plan
-from ace.settings.config import Ramp, replace, validate
+from ace.settings.checks import validate
+from ace.settings.config import Ramp, replace
 from tests.golden.planning import (
     GOAL,
     LATER,

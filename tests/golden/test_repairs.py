@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from ace.method import learner, losses, model, nets
-from ace.settings.config import ConfigError, replace, validate
+from ace.settings.checks import validate
+from ace.settings.config import ConfigError, replace
 from tests.golden import reference as ref
-from tests.golden.test_learner import (
+from tests.golden.learning import (
     CONFIG,
     OBS,
     STEP,

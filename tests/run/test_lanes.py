@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from ace.engine import program as lanes
+from ace.engine import one_lane
 from ace.engine.lanes import LaneSetup, check_compatible
 from ace.engine.program import Program, RunState
 from ace.envs import get_spec
@@ -131,7 +131,7 @@ class Film:
 
 def test_one_of_several_lanes_can_be_filmed(monkeypatch):
     monkeypatch.setattr(
-        lanes, "SMALL", (100, 100)
+        one_lane, "SMALL", (100, 100)
     )  # some leaves are small alone and large with others
     monkeypatch.setattr(evaluate, "make", Film)
     program = Program("ace", [setup(0, SMALL), setup(1, LARGE)])

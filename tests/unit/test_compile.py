@@ -95,7 +95,7 @@ def test_a_program_whose_kernels_fail_their_trial_computes_without_them(monkeypa
     for table in (fused.TABLE, {}):
         monkeypatch.setattr(Program, "table", table)
         program = Program("ace", setups)
-        acting = program.put_acting(program.agent.acting_part(program.new_learners))
+        acting = program.put_acting(program.agent.acting_part(program.fresh.learners))
         found.append(program.act_policy(acting, program.asking(64)(question, 0, 0)))
         reports.append(program.kernels)
     np.testing.assert_allclose(*found, atol=1e-6)

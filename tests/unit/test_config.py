@@ -8,16 +8,8 @@ from typing import Literal
 import jax
 import pytest
 
-from ace.settings.config import (
-    Config,
-    ConfigError,
-    Ramp,
-    flatten,
-    from_dict,
-    replace,
-    settings,
-    validate,
-)
+from ace.settings.checks import from_dict, validate
+from ace.settings.config import Config, ConfigError, Ramp, flatten, replace, settings
 
 BAD = [
     ("env_steps", 0),

@@ -3,7 +3,8 @@
 import pytest
 
 from ace.envs import EnvSpec, registry
-from ace.settings.config import ConfigError, Ramp, flatten, validate
+from ace.settings.checks import validate
+from ace.settings.config import ConfigError, Ramp, flatten
 from ace.settings.presets import DMC15, PRESETS, resolve, task_settings
 
 # Section 8.2: action repeat, beta and lambda of the paper, novelty weight; and beta of the code.
