@@ -8,10 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from ace import replay
 from ace.agents import Agent
+from ace.engine import fused
+from ace.engine.kernels import common
 from ace.engine.lanes import stack
+from ace.method.replaceable import replaced
 from ace.method.types import Lane, Transition
 from ace.settings.config import Config
 from tests.run.helpers import leaves, same
@@ -104,6 +108,62 @@ def check_crowd(
     return seen
 
 
-def check_no_turn(update: Callable, lane: Lane, state: Any, store: Any, active: bool) -> None:
+def check_no_turn(update: Callable, lane: Lane, state: Any, filled: Callable) -> None:
     """A lane that is not active, or has nothing stored, stays as it is."""
-    same(update(lane, state, store, 0, active)[:2], (state, store))
+    state = update(lane, state, filled(), 0, True)[0]  # moments that are not zero
+    for steps, active in ((40, False), (0, True)):
+        store = filled(steps)
+        same(update(lane, state, store, 0, active)[:2], (state, store))
+
+
+def check_left_out(update: Callable, lane: Lane, before: Any, filled: Callable) -> None:
+    """Gradients that are not finite are left out and counted, from the next update on also in the
+    metrics, and learning goes on."""
+    store = filled()
+    store = store._replace(reward=store.reward.at[:].set(jnp.nan))
+    state, after, metrics = update(lane, before, store, 0, True)
+    assert metrics["skipped_updates"] == 0 and state.skipped == 1 == state.update_step
+    same((state.params, state.target, state.opt), (before.params, before.target, before.opt))
+    same(after, store._replace(tree=after.tree))
+    same(after.tree.sums[0], store.tree.sums[0])
+    state, _, metrics = update(lane, state, filled(), 0, True)
+    assert metrics["skipped_updates"] == 1 == state.skipped and state.update_step == 2
+    policy = [tree["policy"]["in"]["w"] for tree in (state.params, before.params)]
+    assert not np.array_equal(*policy)
+
+
+def check_faster_forms(
+    agent: Agent, update: Callable, act: Callable, data: tuple, seen: tuple
+) -> None:
+    """With the engine's faster forms, interpreted, an update and an action are what the compiled
+    `update` and `act` give."""
+    wanted = leaves((update(*data), act(*seen)))
+    with replaced(fused.TABLE), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common, "INTERPRET", True)
+        # Functions of their own, since the plain ones may have been traced before.
+        learned = jax.jit(lambda *args: agent.update(*args))(*data)
+        acted = jax.jit(lambda *args: agent.act(*args), static_argnums=7)(*seen)
+    for name, x in leaves((learned, acted)).items():
+        np.testing.assert_allclose(x, wanted[name], rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def check_orthogonal(params: Any, zero: tuple[str, ...] = ()) -> None:
+    """Biases, and the weights named in `zero`, are zero; all other weights are orthogonal."""
+    for name, x in leaves(params).items():
+        if name.endswith("['b']") or name in zero:
+            assert not np.any(x), name
+        elif name.endswith("['w']"):
+            for w in x.reshape(-1, *x.shape[-2:]):
+                few = w if w.shape[0] <= w.shape[1] else w.T
+                np.testing.assert_allclose(few @ few.T, np.eye(len(few)), atol=1e-5, err_msg=name)
+
+
+def check_seeds(begun: list, update: Callable, lanes: list[Lane], state: Any, store: Any) -> None:
+    """Learners of two seeds begin with other weights, and lanes of two seeds learn from other
+    draws."""
+    one, other = (leaves(state.params) for state in begun)
+    for name, x in one.items():
+        if name.endswith("['w']") and np.any(x):
+            assert not np.any(x == other[name]), name
+    a, b = (update(lane, state, store, 0, True)[2]["q"] for lane in lanes)
+    assert a != b

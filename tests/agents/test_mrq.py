@@ -42,9 +42,7 @@ SMALL = replace(
         "own.action_penalty": 0.3,
     },
 )
-# These programs run a few times only: compile them fast rather than well.
-quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-update, learn = quick(mrq.update), quick(mrq.learn)
+update, learn = jax.jit(mrq.update), jax.jit(mrq.learn)
 
 
 def lane_of(config: Config = SMALL, seed: int = 0, sizes: tuple[int, int] = SIZES) -> Lane:
@@ -58,8 +56,8 @@ def fresh(config: Config = SMALL, seed: int = 0) -> MrqState:
     return state._replace(scale=np.array([0.5, 0.25], "f"))
 
 
-add = quick(functools.partial(replay.add, horizon=HORIZON))
-add_all = quick(
+add = jax.jit(functools.partial(replay.add, horizon=HORIZON))
+add_all = jax.jit(
     lambda store, steps: jax.lax.scan(
         lambda store, step: (replay.add(store, step, HORIZON), None), store, steps
     )[0]
@@ -256,7 +254,7 @@ def test_an_update_of_the_encoder(kind: str) -> None:
     config, ends = replace(SMALL, changes), kind == "mrq"
     state, batch = fresh(config), random_batch(3, HORIZON)
     params, target = ref.float64(state.params), ref.float64(state.target)
-    improve = quick(mrq.improve_encoder)
+    improve = jax.jit(mrq.improve_encoder)
     part = {"encoder": state.params["encoder"]}
     part, _, told, moved = improve(
         lane_of(config), state.target, part, state.opt[0], Batch(**as_f32(batch)), jnp.bool_(ends)
@@ -367,7 +365,7 @@ def test_the_target_of_three_steps_by_hand() -> None:
     batch["mask"][2, 1:] = 0
     batch["continues"][1, 2] = 0  # the environment
     batch["continues"][2, 1:] = 0  # of an old slot: not real
-    target = quick(mrq.target_of)
+    target = jax.jit(mrq.target_of)
     found = target(lane_of(), state, Batch(**as_f32(batch)), jnp.ones((BATCH, ACTION)))
     wanted = [6.04 + 0.729 * 0.75, 2.8 + 0.81 * 0.75, 2.8, 2.8 + 0.81 * 0.75]
     np.testing.assert_allclose(found, np.array(wanted) / 0.5, rtol=1e-5)
@@ -396,7 +394,7 @@ def test_the_faster_forms_of_the_engine_give_the_same() -> None:
     """On a GPU products, loops and optimiser are replaced; none of these forms needs one."""
     wanted = update(lane_of(), fresh(), filled(), 0, True)
     with replaced(fused.TABLE):
-        found = quick(lambda *args: mrq.update(*args))(lane_of(), fresh(), filled(), 0, True)
+        found = jax.jit(lambda *args: mrq.update(*args))(lane_of(), fresh(), filled(), 0, True)
     for name, x in leaves(found).items():
         np.testing.assert_allclose(x, leaves(wanted)[name], rtol=1e-3, atol=1e-5, err_msg=name)
 

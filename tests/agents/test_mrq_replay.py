@@ -24,7 +24,6 @@ from tests.agents.test_mrq import (
     fresh,
     lane_of,
     learn,
-    quick,
     rewards_of,
     update,
 )
@@ -109,7 +108,7 @@ def test_drq_draws_what_is_not_forgotten() -> None:
     config = replace(SMALL, changes)
     store, state = filled(), fresh()._replace(update_step=np.int32(1), scale=np.ones(2, "f"))
     state = state._replace(target=constant_critics(state.params, (1e4, 1e4)))
-    _, after, _ = quick(mrq.update)(lane_of(config), state, store, 0, True)
+    _, after, _ = jax.jit(mrq.update)(lane_of(config), state, store, 0, True)
     changed = np.flatnonzero(np.asarray(after.tree.sums[0] != store.tree.sums[0]))
     assert changed.tolist() == [(int(store.cursor) - 2) % 60]  # behind the final observation
     assert np.count_nonzero(after.tree.sums[0]) == 40

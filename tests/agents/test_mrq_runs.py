@@ -19,7 +19,7 @@ from ace.settings.presets import resolve
 from ace.tools.speed import count_work
 from tests.agents import test_mrq as small
 from tests.agents.small import ACTION, OBS, WIDE, check_crowd, check_no_turn
-from tests.agents.test_mrq import PERIOD, SMALL, filled, fresh, lane_of, quick, update
+from tests.agents.test_mrq import PERIOD, SMALL, filled, fresh, lane_of, update
 from tests.learn.known import DISCOUNT, VALUES, cases, judge
 from tests.run.helpers import check_broken_run, csv_rows, leaves, small_run
 
@@ -51,7 +51,7 @@ def test_the_encoder_learns_from_fresh_batches() -> None:
     """Its updates once more, one call after the other; critics and policy use what comes out."""
     state, store = fresh()._replace(update_step=np.int32(2 * PERIOD)), filled()
     after, _, metrics = update(lane_of(), state, store, 0, True)
-    improve = quick(mrq.improve_encoder)
+    improve = jax.jit(mrq.improve_encoder)
     part, opt, seen = {"encoder": state.params["encoder"]}, state.opt[0], set()
     losses = []
     key = jax.random.fold_in(keys.key(0, "update", 2 * PERIOD), 2)
@@ -72,10 +72,8 @@ def test_the_encoder_learns_from_fresh_batches() -> None:
 # Lanes
 
 
-@pytest.mark.parametrize("why", ["not active", "nothing stored"])
-def test_a_lane_without_a_turn_stays_as_it_is(why: str) -> None:
-    state, store = fresh(), filled() if why == "not active" else filled(0)
-    check_no_turn(update, lane_of(), state, store, why == "nothing stored")
+def test_a_lane_without_a_turn_stays_as_it_is() -> None:
+    check_no_turn(update, lane_of(), fresh(), filled)
 
 
 def test_a_padded_lane_in_a_crowd_is_the_plain_lane_alone() -> None:

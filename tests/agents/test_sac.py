@@ -20,7 +20,7 @@ from ace.method.types import Lane
 from ace.settings.config import Config, ConfigError, replace
 from tests.agents import small
 from tests.agents.sac_twin import Twin, random_batch
-from tests.agents.small import ACTION, OBS, SIZES, check_no_turn
+from tests.agents.small import ACTION, OBS, SIZES, check_left_out, check_no_turn
 from tests.run.helpers import leaves
 
 SMALL = replace(
@@ -251,28 +251,12 @@ def test_a_lane_in_a_crowd_is_the_lane_alone() -> None:
             np.testing.assert_allclose(mine[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("why", ["not active", "nothing stored"])
-def test_a_lane_without_a_turn_stays_as_it_is(why: str) -> None:
-    state = update(lane_of(), fresh(), filled(), 0, True)[0]  # moments that are not zero
-    store = filled() if why == "not active" else filled(0)
-    check_no_turn(update, lane_of(), state, store, why == "nothing stored")
+def test_a_lane_without_a_turn_stays_as_it_is() -> None:
+    check_no_turn(update, lane_of(), fresh(), filled)
 
 
 def test_gradients_that_are_not_finite_are_left_out_and_counted() -> None:
-    store = filled()
-    store = store._replace(reward=store.reward.at[:].set(jnp.nan))
-    before = fresh()
-    state, after, metrics = update(lane_of(), before, store, 0, True)
-    assert metrics["skipped_updates"] == 0  # it counts up to the update before
-    assert int(state.skipped) == int(state.update_step) == 1
-    unchanged = (before.params, before.target, before.opt)
-    for name, x in leaves(unchanged).items():
-        got = leaves((state.params, state.target, state.opt))[name]
-        np.testing.assert_array_equal(got, x, err_msg=name)
-    np.testing.assert_array_equal(after.tree.sums[0], store.tree.sums[0])
-    state, _, metrics = update(lane_of(), state, filled(), 0, True)
-    assert metrics["skipped_updates"] == 1 and int(state.update_step) == 2
-    assert not np.array_equal(state.params["policy"]["in"]["w"], before.params["policy"]["in"]["w"])
+    check_left_out(update, lane_of(), fresh(), filled)
 
 
 def test_the_faster_forms_of_the_engine_give_the_same() -> None:

@@ -13,13 +13,25 @@ from ace import replay
 from ace.agents import tcrl, told
 from ace.agents.tcrl import AGENT, TcrlConfig, TcrlState
 from ace.engine import fused
-from ace.engine.kernels import common
 from ace.method import model
 from ace.method.replaceable import replaced
 from ace.method.types import Batch, Lane, Transition
 from ace.settings.config import Config, ConfigError, replace
 from tests.agents import small
-from tests.agents.small import ACTION, OBS, SIZES, WIDE, as_f32, check_crowd, check_no_turn, shaken
+from tests.agents.small import (
+    ACTION,
+    OBS,
+    SIZES,
+    WIDE,
+    as_f32,
+    check_crowd,
+    check_faster_forms,
+    check_left_out,
+    check_no_turn,
+    check_orthogonal,
+    check_seeds,
+    shaken,
+)
 from tests.agents.tcrl_twin import (
     BATCH,
     ENDS,
@@ -53,8 +65,6 @@ SMALL = replace(
         "learn.reward_weight": 0.7,
     },
 )
-# These programs run a few times only: compile them fast rather than well.
-quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def lane_of(config: Config = SMALL, seed: int = 0, sizes: tuple[int, int] = SIZES) -> Lane:
@@ -69,9 +79,9 @@ def fresh(config: Config = SMALL, seed: int = 0) -> TcrlState:
 filled = functools.partial(small.filled, HORIZON)
 
 
-update, learn, act = quick(tcrl.update), quick(tcrl.learn), quick(tcrl.act, static_argnums=7)
-model_loss, target_of = quick(tcrl.model_loss), quick(tcrl.target_of)
-sample = quick(replay.sample, static_argnums=(3, 4))
+update, learn, act = jax.jit(tcrl.update), jax.jit(tcrl.learn), jax.jit(tcrl.act, static_argnums=7)
+model_loss, target_of = jax.jit(tcrl.model_loss), jax.jit(tcrl.target_of)
+sample = jax.jit(replay.sample, static_argnums=(3, 4))
 
 
 def test_networks() -> None:
@@ -96,13 +106,7 @@ def test_the_start() -> None:
     are copies."""
     config = replace(Config(own=TcrlConfig()), AGENT.defaults)
     state = tcrl.init(config, 0, (5, 3))
-    for name, x in leaves(state.params).items():
-        if name.endswith("['b']"):
-            assert not np.any(x), name
-        elif name.endswith("['w']"):
-            for w in x.reshape(-1, *x.shape[-2:]):
-                few = w if w.shape[0] <= w.shape[1] else w.T
-                np.testing.assert_allclose(few @ few.T, np.eye(len(few)), atol=1e-5, err_msg=name)
+    check_orthogonal(state.params)
     shapes = {n: [x[k]["w"].shape for k in ("in", "mid", "out")] for n, x in state.params.items()}
     assert shapes == {
         "encoder": [(5, 512), (512, 512), (512, 50)],
@@ -293,43 +297,21 @@ def test_a_padded_lane_acts_like_the_plain_one() -> None:
     np.testing.assert_allclose(found[1], found[0], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("why", ["not active", "nothing stored"])
-def test_a_lane_without_a_turn_stays_as_it_is(why: str) -> None:
-    state = update(lane_of(), fresh(), filled(), 0, True)[0]  # moments that are not zero
-    store = filled() if why == "not active" else filled(0)
-    check_no_turn(update, lane_of(), state, store, why == "nothing stored")
+def test_a_lane_without_a_turn_stays_as_it_is() -> None:
+    check_no_turn(update, lane_of(), fresh(), filled)
 
 
 def test_gradients_that_are_not_finite_are_left_out_and_counted() -> None:
-    store = filled()
-    store = store._replace(reward=store.reward.at[:].set(jnp.nan))
-    before = fresh()
-    state, _, _ = update(lane_of(), before, store, 0, True)
-    assert state.skipped == 1 == state.update_step
-    for name, x in leaves((before.params, before.target, before.opt)).items():
-        got = leaves((state.params, state.target, state.opt))[name]
-        np.testing.assert_array_equal(got, x, err_msg=name)
-    state, _, metrics = update(lane_of(), state, filled(), 0, True)
-    assert metrics["skipped_updates"] == 1 == state.skipped and state.update_step == 2
+    check_left_out(update, lane_of(), fresh(), filled)
 
 
-def test_the_faster_forms_of_the_engine_give_the_same(monkeypatch) -> None:
+def test_the_faster_forms_of_the_engine_give_the_same() -> None:
     """There latents are padded from 3 to 16 numbers, of which the losses must not know."""
-    monkeypatch.setattr(common, "INTERPRET", True)
+    with replaced(fused.TABLE):
+        assert told.cast(SMALL, fresh().params)["dynamics"]["out"]["w"].shape == (4, 16)
     args = (jnp.bool_(True), jnp.int32(9_000), jax.random.key(3), True)
-    acting = (lane_of(), fresh().params, (), jnp.ones(OBS), *args)
-    data = (lane_of(), fresh(), filled(), 0, True)
-    found = []
-    for table in ({}, fused.TABLE):
-        with replaced(table):
-            if table:
-                assert told.cast(SMALL, fresh().params)["dynamics"]["out"]["w"].shape == (4, 16)
-            # A function of its own, since the plain one may have been traced before.
-            learned = (quick(lambda *a: tcrl.update(*a)) if table else update)(*data)
-            acted = (quick(lambda *a: tcrl.act(*a), static_argnums=7) if table else act)(*acting)
-        found.append(leaves((learned, acted)))
-    for name, x in found[0].items():
-        np.testing.assert_allclose(found[1][name], x, rtol=1e-3, atol=1e-5, err_msg=name)
+    seen = (lane_of(), fresh().params, (), jnp.ones(OBS), *args)
+    check_faster_forms(AGENT, update, act, (lane_of(), fresh(), filled(), 0, True), seen)
 
 
 def test_bf16_rounds_and_no_more() -> None:
@@ -344,13 +326,9 @@ def test_bf16_rounds_and_no_more() -> None:
 
 
 def test_two_seeds_differ() -> None:
-    one, other = (leaves(tcrl.init(SMALL, seed, SIZES).params) for seed in (0, 1))
-    for name, x in one.items():
-        if name.endswith("['w']"):
-            assert not np.any(x == other[name]), name
-    state, store = fresh(), filled()
-    a, b = (update(lane_of(seed=seed), state, store, 0, True)[2]["q"] for seed in (0, 1))
-    assert a != b
+    lanes = [lane_of(seed=seed) for seed in (0, 1)]
+    begun = [tcrl.init(SMALL, seed, SIZES) for seed in (0, 1)]
+    check_seeds(begun, update, lanes, fresh(), filled())
 
 
 def test_footprint() -> None:

@@ -5,10 +5,7 @@ import numpy as np
 import pytest
 
 from tests.learn.known import DISCOUNT, VALUES, cases, judge
-
-# A fixture: with it the broken run compiles nothing anew.
-from tests.run.conftest import shared_programs  # noqa: F401
-from tests.run.helpers import check_broken_run, csv_rows, optimised_updates, small_run
+from tests.run.helpers import check_broken_run, csv_rows, small_run
 
 TASKS = ("discount", "action_observation", "truncation")
 STEPS, SEED = 500, 440
@@ -19,19 +16,6 @@ FLAGS = (
     "--learn.seed-updates 1"
 )
 ARGV = (*[f"probe/{t}" for t in TASKS], *FLAGS.split())
-
-
-@pytest.fixture(scope="module")
-def optimised():
-    """The many updates of these runs are worth some optimisation."""
-    with optimised_updates():
-        yield
-
-
-@pytest.fixture(scope="module")
-def whole(optimised, tmp_path_factory):
-    """The final state of the uninterrupted run, and the run."""
-    return small_run(tmp_path_factory.mktemp("whole") / "run", *ARGV)
 
 
 @pytest.mark.parametrize("task, obs, value", cases(VALUES, TASKS))

@@ -7,19 +7,30 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from ace.agents import tdmpc, told
 from ace.agents.tdmpc import AGENT, TdmpcState
 from ace.engine import fused
-from ace.engine.kernels import common
 from ace.method import model
 from ace.method.replaceable import replaced
 from ace.method.types import Batch, Lane
 from ace.planners import PLANNERS, Planner
 from ace.settings.config import Config, replace
 from tests.agents import small
-from tests.agents.small import ACTION, OBS, SIZES, WIDE, as_f32, check_crowd, check_no_turn, shaken
+from tests.agents.small import (
+    ACTION,
+    OBS,
+    SIZES,
+    WIDE,
+    as_f32,
+    check_crowd,
+    check_faster_forms,
+    check_left_out,
+    check_no_turn,
+    check_orthogonal,
+    check_seeds,
+    shaken,
+)
 from tests.agents.tdmpc_twin import (
     BATCH,
     HORIZON,
@@ -53,8 +64,6 @@ SMALL = replace(
         "learn.target_momentum": 0.8,
     },
 )
-# These programs run a few times only: compile them fast rather than well.
-quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def lane_of(config: Config = SMALL, seed: int = 0, sizes: tuple[int, int] = SIZES) -> Lane:
@@ -70,8 +79,12 @@ def fresh(config: Config = SMALL, seed: int = 0) -> TdmpcState:
 filled = functools.partial(small.filled, HORIZON)
 
 
-update, learn, act = quick(tdmpc.update), quick(tdmpc.learn), quick(tdmpc.act, static_argnums=7)
-plan_value = quick(tdmpc.plan_value)
+update, learn, act = (
+    jax.jit(tdmpc.update),
+    jax.jit(tdmpc.learn),
+    jax.jit(tdmpc.act, static_argnums=7),
+)
+plan_value = jax.jit(tdmpc.plan_value)
 
 
 def test_networks() -> None:
@@ -94,13 +107,8 @@ def test_networks() -> None:
 def test_the_start() -> None:
     """Orthogonal matrices, zero biases; rewards and values of zero; the critics differ."""
     params = tdmpc.init(Config(), 0, (5, 3)).params
-    for name, x in leaves(params).items():
-        if name.endswith("['b']") or name in ("['reward']['out']['w']", "['value']['out']['w']"):
-            assert not np.any(x), name
-        elif name.endswith("['w']"):
-            for w in x.reshape(-1, *x.shape[-2:]):
-                few = w if w.shape[0] <= w.shape[1] else w.T
-                np.testing.assert_allclose(few @ few.T, np.eye(len(few)), atol=1e-5, err_msg=name)
+    heads = ("['reward']['out']['w']", "['value']['out']['w']")
+    check_orthogonal(params, zero=heads)
     sizes = {name: x["in"]["w"].shape[-2:] for name, x in params.items()}
     assert sizes == {
         "encoder": (5, 256),
@@ -163,7 +171,7 @@ def test_the_target_is_one_step_of_the_smaller_target_critic() -> None:
     target = constant_heads(params, 0.0, (5.0, 2.0))
     batch = random_batch(0)
     eps = jnp.zeros((HORIZON, BATCH, ACTION))
-    latents, y = quick(tdmpc.targets_of)(SMALL, params, target, Batch(**as_f32(batch)), eps)
+    latents, y = jax.jit(tdmpc.targets_of)(SMALL, params, target, Batch(**as_f32(batch)), eps)
     wanted = batch["reward"] + 1.8
     wanted[-1, 2] = batch["reward"][-1, 2]
     np.testing.assert_allclose(y, wanted, rtol=1e-5)
@@ -294,45 +302,21 @@ def test_a_padded_lane_plans_like_the_plain_one() -> None:
     np.testing.assert_allclose(found[1], found[0], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("why", ["not active", "nothing stored"])
-def test_a_lane_without_a_turn_stays_as_it_is(why: str) -> None:
-    state = update(lane_of(), fresh(), filled(), 0, True)[0]  # moments that are not zero
-    store = filled() if why == "not active" else filled(0)
-    check_no_turn(update, lane_of(), state, store, why == "nothing stored")
+def test_a_lane_without_a_turn_stays_as_it_is() -> None:
+    check_no_turn(update, lane_of(), fresh(), filled)
 
 
 def test_gradients_that_are_not_finite_are_left_out_and_counted() -> None:
-    store = filled()
-    store = store._replace(reward=store.reward.at[:].set(jnp.nan))
-    before = fresh()
-    state, after, _ = update(lane_of(), before, store, 0, True)
-    assert state.skipped == 1 and state.update_step == 1
-    unchanged = (before.params, before.target, before.opt)
-    for name, x in leaves(unchanged).items():
-        got = leaves((state.params, state.target, state.opt))[name]
-        np.testing.assert_array_equal(got, x, err_msg=name)
-    np.testing.assert_array_equal(after.tree.sums[0], store.tree.sums[0])
-    state, _, metrics = update(lane_of(), state, filled(), 0, True)
-    assert metrics["skipped_updates"] == 1 == state.skipped and state.update_step == 2
+    check_left_out(update, lane_of(), fresh(), filled)
 
 
-def test_the_faster_forms_of_the_engine_give_the_same(monkeypatch) -> None:
+def test_the_faster_forms_of_the_engine_give_the_same() -> None:
     """There latents are padded from 3 to 16 numbers, of which the losses must not know."""
-    monkeypatch.setattr(common, "INTERPRET", True)
+    with replaced(fused.TABLE):
+        assert told.cast(SMALL, fresh().params)["dynamics"]["out"]["w"].shape == (4, 16)
     args = (jnp.bool_(True), jnp.int32(30_000), jax.random.key(3), False)
-    plan = (lane_of(), fresh().params, AGENT.memory(SMALL, ACTION), jnp.ones(OBS), *args)
-    data = (lane_of(), fresh(), filled(), 0, True)
-    found = []
-    for table in ({}, fused.TABLE):
-        with replaced(table):
-            if table:
-                assert told.cast(SMALL, fresh().params)["dynamics"]["out"]["w"].shape == (4, 16)
-            # A function of its own, since the plain one may have been traced before.
-            learned = (quick(lambda *a: tdmpc.update(*a)) if table else update)(*data)
-            planned = (quick(lambda *a: tdmpc.act(*a), static_argnums=7) if table else act)(*plan)
-        found.append(leaves((learned, planned)))
-    for name, x in found[0].items():
-        np.testing.assert_allclose(found[1][name], x, rtol=1e-3, atol=1e-5, err_msg=name)
+    seen = (lane_of(), fresh().params, AGENT.memory(SMALL, ACTION), jnp.ones(OBS), *args)
+    check_faster_forms(AGENT, update, act, (lane_of(), fresh(), filled(), 0, True), seen)
 
 
 def test_bf16_rounds_and_no_more() -> None:
@@ -351,10 +335,6 @@ def test_bf16_rounds_and_no_more() -> None:
 
 
 def test_two_seeds_differ() -> None:
-    one, other = (leaves(tdmpc.init(SMALL, seed, SIZES).params) for seed in (0, 1))
-    for name, x in one.items():
-        if name.endswith("['w']") and np.any(x):
-            assert not np.any(x == other[name]), name
-    state, store = fresh(), filled()
-    a, b = (update(lane_of(seed=seed), state, store, 0, True)[2]["q"] for seed in (0, 1))
-    assert a != b
+    lanes = [lane_of(seed=seed) for seed in (0, 1)]
+    begun = [tdmpc.init(SMALL, seed, SIZES) for seed in (0, 1)]
+    check_seeds(begun, update, lanes, fresh(), filled())

@@ -1,7 +1,6 @@
 """The example of an agent does all that an agent must, through the command: it trains, goes on
 after a break, is evaluated, exported and measured."""
 
-import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,22 +16,18 @@ from ace.method.types import Lane
 from ace.run.resume import Keeper
 from ace.settings.config import Config, replace
 from ace.tools import speed
+from tests.examples.helpers import imported
 from tests.run.helpers import broken_off, csv_rows, same_rows
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 ASKED = ["--import", "own_agent", "--agent", "monkey"]
 FLAGS = ["probe/point", "probe/long", *ASKED, "--preset", "debug", "--quiet"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def own_agent() -> Iterator[None]:
-    """Stand where the example lies, and forget it afterwards."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(EXAMPLES)
-        module = importlib.import_module("own_agent")
-        importlib.reload(module)  # registers it, also where another test has imported it before
+    """The example is there in these tests."""
+    with imported("own_agent", AGENTS, "monkey"):
         yield
-        del AGENTS["monkey"]
 
 
 @pytest.fixture(scope="module")

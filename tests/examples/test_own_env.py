@@ -1,8 +1,6 @@
 """The example of an environment family is found by name, in this process and in workers."""
 
-import importlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,19 +17,16 @@ from ace.envs import (
     registry,
     task_names,
 )
+from tests.examples.helpers import imported
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 TASKS = ["corridor/short", "corridor/long"]
 
 
 @pytest.fixture(autouse=True)
-def own_env(monkeypatch) -> Iterator[None]:
-    """Import the example as a user does who stands in its folder, and forget it afterwards."""
-    monkeypatch.syspath_prepend(EXAMPLES)
-    importlib.import_module("own_env")
-    register_family("corridor", "own_env")  # the import does it only once in a process
-    yield
-    del registry.FAMILIES["corridor"]
+def own_env() -> Iterator[None]:
+    """The example is there in these tests."""
+    with imported("own_env", registry.FAMILIES, "corridor"):
+        yield
 
 
 def walk(workers: int, steps: int = 40) -> tuple[list[np.ndarray], list[dict[str, float]]]:

@@ -2,9 +2,8 @@
 through the command."""
 
 import dataclasses
-import importlib
+import functools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,24 +14,20 @@ from ace import cli, replay
 from ace.agents import AGENTS
 from ace.settings import keys
 from tests.agents.small import check_no_turn, filled
+from tests.examples.helpers import imported
 from tests.golden import reference as ref
-from tests.golden.learning import CONFIG, STEP, B, H, lane_of, quick, start
+from tests.golden.learning import CONFIG, STEP, B, H, lane_of, start
 from tests.run.helpers import QUICK, csv_rows, same
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 FLAGS = ["--import", "own_loss", "--agent", "smooth", "--preset", "debug", "--quiet", *QUICK]
 WEIGHT = 20.0
 
 
 @pytest.fixture(scope="module", autouse=True)
 def own_loss() -> Iterator[Any]:
-    """Stand where the example lies, and forget it afterwards."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(EXAMPLES)
-        module = importlib.import_module("own_loss")
-        importlib.reload(module)  # registers it, also where another test has imported it before
+    """The example is there in these tests."""
+    with imported("own_loss", AGENTS, "smooth") as module:
         yield module
-        del AGENTS["smooth"]
 
 
 def updated_after(own_loss: Any, patch: pytest.MonkeyPatch, factor: float) -> Any:
@@ -43,7 +38,7 @@ def updated_after(own_loss: Any, patch: pytest.MonkeyPatch, factor: float) -> An
         return state._replace(params=state.params | {"policy": policy}), store, {"q": agent_step}
 
     patch.setattr(own_loss, "ACE", dataclasses.replace(own_loss.ACE, update=stub))
-    return quick(lambda *args: own_loss.update(*args))
+    return jax.jit(lambda *args: own_loss.update(*args))
 
 
 def lane(own_loss: Any) -> Any:
@@ -84,8 +79,7 @@ def test_the_loss_and_its_step_are_those_of_numpy(own_loss, monkeypatch) -> None
 
 def test_a_lane_without_a_turn_stays_as_it_is(own_loss, monkeypatch) -> None:
     update = updated_after(own_loss, monkeypatch, 1.0)
-    check_no_turn(update, lane(own_loss), start(), filled(H), False)
-    check_no_turn(update, lane(own_loss), start(), filled(H, 0), True)  # nothing to learn from
+    check_no_turn(update, lane(own_loss), start(), functools.partial(filled, H))
 
 
 def test_it_trains_by_its_name(tmp_path) -> None:

@@ -1,9 +1,7 @@
 """The example of a planner: it runs by its name, through the command, and searches."""
 
 import csv
-import importlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +11,16 @@ import pytest
 from ace import cli
 from ace.planners import PLANNERS, Context
 from ace.settings.config import Config, replace
+from tests.examples.helpers import imported
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 FLAGS = ["--import", "own_planner", "--plan.planner", "shooting", "--preset", "debug", "--quiet"]
 
 
 @pytest.fixture(autouse=True)
-def own_planner(monkeypatch) -> Iterator[None]:
-    """Stand where the example lies, and forget it afterwards."""
-    monkeypatch.syspath_prepend(EXAMPLES)
-    module = importlib.import_module("own_planner")
-    importlib.reload(module)  # registers it, also where another test has imported it before
-    yield
-    del PLANNERS["shooting"]
+def own_planner() -> Iterator[None]:
+    """The example is there in these tests."""
+    with imported("own_planner", PLANNERS, "shooting"):
+        yield
 
 
 def test_it_trains_and_is_evaluated_by_its_name(tmp_path, capsys) -> None:

@@ -34,9 +34,7 @@ CONFIG = Config(
     ),
 )
 CONFIG = replace(CONFIG, {"learn.novelty_ramp.duration": 40.0})
-# These programs run a few times only: compile them fast rather than well.
-quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-update = quick(learner.update)
+update = jax.jit(learner.update)
 
 
 def lane_of(config: Config) -> Lane:

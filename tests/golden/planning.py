@@ -11,8 +11,6 @@ from ace.planners import Context, icem
 from ace.planners.icem import plan
 from ace.settings.config import Config, replace
 
-# These programs run a few times only: compile them fast rather than well.
-quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 SMALL = replace(
     Config(),
     {
@@ -51,7 +49,7 @@ def compiled(score, train: bool):
         told: list[tuple[int, int]] = []
         return *plan(config, spy, proposals, memory, x, key, train), seen, told
 
-    return quick(run)
+    return jax.jit(run)
 
 
 class Given(NamedTuple):

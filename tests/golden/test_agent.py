@@ -15,7 +15,6 @@ from ace.planners import PLANNERS, icem
 from ace.settings.config import Config, LearnConfig, NetConfig, PlanConfig, Ramp, flatten, replace
 from tests.golden import reference as ref
 
-quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 H, OBS, A = 4, 4, 2
 CONFIG = Config(
     seed_steps=10,
@@ -44,7 +43,7 @@ def step64(p, s, z, a, b):
     return z, b
 
 
-follow, value = quick(score.follow), quick(score.value)
+follow, value = jax.jit(score.follow), jax.jit(score.value)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +104,7 @@ def test_proposals_are_the_policy_in_the_model(scene) -> None:
     start = np.random.default_rng(2).standard_normal(4)
     start32, horizon = jnp.asarray(start, jnp.float32), jnp.int32(3)
     given = (CONFIG, params, norms, start32, jnp.zeros(3), horizon)
-    got, ends = quick(score.propose)(*given, jnp.zeros((H, 20, A)))
+    got, ends = jax.jit(score.propose)(*given, jnp.zeros((H, 20, A)))
     assert got.shape == (H, 20, A)
     again = follow(CONFIG, params, norms, start32, jnp.zeros(3), got, horizon)
     for one, other in zip(ends, again, strict=True):
@@ -122,7 +121,7 @@ OBSERVED = np.array([0.3, -0.5, 1.0, 0.2], np.float32)
 
 @functools.cache
 def acting(train: bool):
-    return quick(functools.partial(agent.act, train=train))
+    return jax.jit(functools.partial(agent.act, train=train))
 
 
 def act(
@@ -184,7 +183,7 @@ def test_padded_actions_and_observations_change_nothing(scene) -> None:
 def act_once(scene, changes: dict):
     """`act` in a program of its own, with noise that makes every proposal another one."""
     config = replace(CONFIG, {"learn.smoothing_std": 0.3, "learn.smoothing_clip": 0.9} | changes)
-    run = quick(functools.partial(agent.act, train=True))
+    run = jax.jit(functools.partial(agent.act, train=True))
     return act(scene, config, step=60, run=run)
 
 

@@ -23,16 +23,15 @@ from tests.golden.learning import (
     Oracle,
     batch_of,
     lane_of,
-    quick,
     split,
     start,
     update,
 )
 
-model_loss = quick(
+model_loss = jax.jit(
     lambda params, config, batch, z, y: learner.model_loss(params, config, batch, z, y)
 )
-model_gradient = quick(
+model_gradient = jax.jit(
     lambda params, config, batch, z, y: jax.grad(learner.model_loss, has_aux=True)(
         params, config, batch, z, y
     )[0]
@@ -190,7 +189,7 @@ def test_a_policy_gradient_that_is_no_number_leaves_out_the_policy_alone(monkeyp
         return loss * jnp.nan, aux
 
     monkeypatch.setattr(learner, "policy_loss_of", broken)
-    broken_update = quick(lambda *args: learner.update(*args))
+    broken_update = jax.jit(lambda *args: learner.update(*args))
     new, _, _ = broken_update(delayed, state, batch, *args)
     assert new.skipped == state.skipped + 1 and good.skipped == state.skipped
 
@@ -366,7 +365,7 @@ def test_behaviour_cloning_term() -> None:
     z, eps = online[:, ::-1], np.zeros((2, H + 1, B, A), np.float32)
     new_model, policy_params = split(state)
     args = (new_model, z.astype("f"), online.astype("f"), batch, eps)
-    loss, _ = quick(learner.policy_loss_of)(policy_params, lane_of(config), *args)
+    loss, _ = jax.jit(learner.policy_loss_of)(policy_params, lane_of(config), *args)
     square = (ref.policy(p["policy"], online[:-1]) - batch.action) ** 2
     q = ref.critics(p["value"], z, ref.policy(p["policy"], z)).min(0)
     close(loss, H * (-q.mean() + 0.1 * square.mean()))

@@ -16,7 +16,6 @@ from tests.golden.planning import (
     LATER,
     SMALL,
     quadratic,
-    quick,
     random_memory,
     scene,
     watch,
@@ -130,7 +129,7 @@ def noisy_actions():
             return plan(c, quadratic, x.proposals, icem.init(c, 2), x.context, key, True)[0]
 
         keys = jax.random.split(jax.random.key(0), 400)
-        run = quick(jax.vmap(one, in_axes=(0, None)))
+        run = jax.jit(jax.vmap(one, in_axes=(0, None)))
         runs[clip] = np.asarray(run(keys, 1.0)), np.asarray(run(keys, 0.0))
     return runs
 

@@ -21,7 +21,6 @@ from tests.golden.learning import (
     H,
     batch_of,
     lane_of,
-    quick,
     split,
     start,
     update,
@@ -87,7 +86,7 @@ def test_the_policys_loss_with_penalty_scale_and_both_critics() -> None:
     args = (new_model, online.astype("f"), online.astype("f"), batch_of(), eps)
     repairs = {"action_penalty": 0.2, "policy_scale": 0.5, "pessimism": 0.25}
     config = replace(CONFIG, {f"repair.{k}": v for k, v in repairs.items()})
-    loss, found = quick(learner.policy_loss_of)(policy_params, lane_of(config), *args)
+    loss, found = jax.jit(learner.policy_loss_of)(policy_params, lane_of(config), *args)
     value = 0.25 * q.min(0) + 0.75 * q.mean(0)
     wanted = -value.mean(1).sum() / np.abs(value).mean() ** 0.5
     wanted += 0.2 * (raw**2).mean(-1).mean(1).sum()
