@@ -139,7 +139,6 @@ def estimate(plan: Plan, rates: Rates, hardware: str, limit: float | None = None
     """Fill in what is known of started jobs and how long each will take, and cut those that a
     limit would never let finish; put in order: started ones first, then those that finish the most
     curves in a second, then those with the fewest missing ones."""
-
     from ace.bench.local import env_step
 
     def look(planned: Planned) -> Planned:

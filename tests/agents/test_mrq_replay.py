@@ -12,7 +12,7 @@ from ace.method.model import action_normal
 from ace.method.types import Transition
 from ace.settings import keys
 from ace.settings.config import replace
-from tests.agents.test_mrq import (
+from tests.agents.mrq_twin import (
     ACTION,
     BATCH,
     OBS,

@@ -17,9 +17,9 @@ from ace.settings import keys
 from ace.settings.config import Config, flatten, replace
 from ace.settings.presets import resolve
 from ace.tools.speed import count_work
-from tests.agents import test_mrq as small
+from tests.agents import mrq_twin as small
+from tests.agents.mrq_twin import PERIOD, SMALL, filled, fresh, lane_of, update
 from tests.agents.small import ACTION, OBS, WIDE, check_crowd, check_no_turn
-from tests.agents.test_mrq import PERIOD, SMALL, filled, fresh, lane_of, update
 from tests.learn.known import DISCOUNT, VALUES, cases, judge
 from tests.run.helpers import check_broken_run, csv_rows, leaves, small_run
 
