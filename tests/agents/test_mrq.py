@@ -1,6 +1,6 @@
-"""MR.Q and DR.Q against a second implementation in NumPy (`mrq_twin.py`): networks, losses along the
-rollout, and whole updates, whose gradients are finite differences; targets, units and priorities by
-hand."""
+"""MR.Q and DR.Q against a second implementation in NumPy (`mrq_twin.py`): networks, losses along
+the rollout, and whole updates, whose gradients are finite differences; targets, units and
+priorities by hand."""
 
 import functools
 import math
