@@ -26,8 +26,9 @@ from ace.run.request import Run
 from ace.run.signals import Signals
 from ace.settings.config import ConfigError
 
-LOOK = 64  # updates between two checks of the device, the console and signals
-BURST = 256  # with more updates than this in a row, signals are checked between them
+LOOK = 64  # most updates between two checks of the device, the console and signals
+LOOK_SECONDS = 1.0  # and the time they may take
+DEAF_SECONDS = 5.0  # updates in a row that take longer can be interrupted by a signal
 
 
 class Stopped(Exception):
@@ -82,12 +83,18 @@ class Loop:
         self.random: np.ndarray | None = None  # [L, BLOCK, A] actions of the seed phase
         self.save_seconds = 60 * run.save_minutes
         self.signals, self.said_kernels = Signals(), False
+        self.update_seconds: float | None = None  # of one update among many; None: not known yet
+        self.interruptible = False  # whether a signal may end the updates of this step
         self.steps = self.config.agent_steps
         self.last_env_step = self.steps * self.config.action_repeat
         saved = checkpoint.Checkpoints(run.folder).steps()
         workers = count_workers(self.config, lanes)
         self.collector = Collector(program, workers, awake=spare_cores(workers))
         try:
+            if not saved:
+                # Before anything is traced: threads that draw weights and one that traces would
+                # wait for each other's interpreter lock.
+                program.draw_learners()
             if saved[-1:] != [self.steps]:
                 self.compiling = program.compile_ahead(capacity)
             self._begin(run, capacity)
@@ -208,8 +215,9 @@ class Loop:
                 self.begin_evaluation()
             while self.agent_step < self.steps:
                 self.wait_for_compiler()
-                if self.due().max() > BURST:
-                    self.save()  # a signal can then stop inside the burst
+                self.interruptible = self.long_burst()
+                if self.interruptible:
+                    self.save()
                 self.step()
                 self.recorder.progress(
                     self.env_step,
@@ -354,22 +362,34 @@ class Loop:
         due = self.owed // self.config.learn.update_every
         return np.where(self.ended, due, 0) if self.config.learn.update_mode == "block" else due
 
+    def long_burst(self) -> bool:
+        """Whether the updates of the next step will, or may, keep signals waiting for too long."""
+        most = int(self.due().max())
+        if self.update_seconds is None:
+            return most > self.config.learn.updates_per_step
+        return most * self.update_seconds > DEAF_SECONDS
+
     def learn(self, due: np.ndarray) -> None:
         """Make the updates that are due."""
         program, message, made, most = self.program, self.message, 0, int(due.max())
+        looked, look, begun = 0, 1, time.monotonic()
         while made < most:
             if made and made in due:  # some lane has made all of its updates
                 message = program.send(self.agent_step, self.obs, active=due > made)
             alike = int(due[due > made].min()) - made  # until the next lane has made all of its
             count = min(alike, program.at_once)
             self.state, self.metrics = program.update(self.state, message, count)
-            looked, made = made // LOOK, made + count
-            if looked < made // LOOK and made < most:  # bound the queue and refresh the console
+            made += count
+            if made - looked >= look and made < most:  # bound the queue and refresh the console
                 jax.block_until_ready(self.metrics)
                 self.recorder.progress(self.env_step, updates_ahead=most - made)
-                if self.signals.signum and most > BURST:  # `run` saved before the burst
+                if self.signals.signum and self.interruptible:  # `run` saved before the burst
                     self.keeper.wait()
                     raise Stopped(self)
+                now = time.monotonic()
+                self.update_seconds = (now - begun) / (made - looked)
+                look = max(1, min(LOOK, int(LOOK_SECONDS / max(self.update_seconds, 1e-6))))
+                looked, begun = made, now
 
     def skipped(self) -> Any:
         """Updates [L] skipped so far, if the agent counts them."""

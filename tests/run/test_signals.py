@@ -3,13 +3,13 @@
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from ace import cli
 from ace.engine.program import Program
-from ace.run import loop as loops
 from ace.run import request
 from ace.run.evaluate import Evaluator
 from ace.run.loop import Loop, Stopped, train
@@ -61,24 +61,55 @@ def test_a_signal_is_heard_while_a_run_waits_for_its_last_evaluation(whole, tmp_
     assert csv_rows(folder, "eval.csv") == csv_rows(whole[1].folder, "eval.csv")
 
 
+class Clock:
+    """A clock that goes on when an update is made, and sends a signal with the fifth."""
+
+    def __init__(self, monkeypatch, seconds: float):
+        self.now, self.made, update = 0.0, 0, Program.update
+
+        def updated(program, *args):
+            self.made += 1
+            self.now += seconds
+            if self.made == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return update(program, *args)
+
+        monkeypatch.setattr(Program, "update", updated)
+        monkeypatch.setattr("ace.run.loop.time.monotonic", lambda: self.now)
+
+
 def test_a_signal_ends_a_long_burst_of_updates(whole, tmp_path, monkeypatch):
+    """Updates may take a second each: it is heard before the next one."""
     folder = tmp_path / "run"
-    update, made = Program.update, []
-
-    def counted(self, *args):
-        made.append(1)
-        if len(made) == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return update(self, *args)
-
     with monkeypatch.context() as patch:
-        patch.setattr(loops, "BURST", 20)  # the seed phase of 40 steps ends with 40 updates
-        patch.setattr(loops, "LOOK", 4)
-        patch.setattr(Program, "update", counted)
-        with pytest.raises(Stopped, match="env step 40;"):
+        clock = Clock(patch, seconds=1.0)
+        with pytest.raises(Stopped, match="env step 40;"):  # the seed phase ends with 40 updates
             pair(folder)
-    assert len(made) < 20
+        assert clock.made == 5
     same(pair(folder), whole[0])
+
+
+def test_a_signal_waits_for_the_end_of_a_short_burst(whole, tmp_path, monkeypatch):
+    """No state is saved before updates that are known to be quick."""
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        clock = Clock(patch, seconds=0.01)
+        patch.setattr(Loop, "long_burst", lambda self: False)
+        with pytest.raises(Stopped, match="env step 41;"):
+            pair(folder)
+        assert clock.made == 40
+    same(pair(folder), whole[0])
+
+
+@pytest.mark.parametrize(
+    ("due", "seconds", "long"),
+    [(1, None, False), (40, None, True), (40, 0.1, False), (60, 0.1, True), (1, 6.0, True)],
+)
+def test_long_bursts(due, seconds, long, whole):
+    loop = SimpleNamespace(
+        due=lambda: np.array([due, 0]), update_seconds=seconds, config=whole[1].setups[0].config
+    )
+    assert Loop.long_burst(loop) == long  # type: ignore[arg-type]
 
 
 def test_a_signal_is_heard_while_functions_are_compiled(whole, tmp_path, monkeypatch):
