@@ -24,13 +24,13 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=16)
     args, flags = parser.parse_known_args()
     from ace import cli
-    from ace.run import request
 
     cli.prepare_jax()
     import jax
 
     from ace.engine.program import Program
     from ace.engine.resources import replay_capacity
+    from ace.run import request
     from ace.run.loop import Loop
 
     def say(what: str) -> None:

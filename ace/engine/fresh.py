@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from ace import replay
 from ace.agents import Agent
-from ace.engine.lanes import LaneSetup, hindsight_of, stack
+from ace.engine.lanes import LaneSetup, hindsight_of
 from ace.engine.resources import cores
 from ace.method.types import Lane
 
@@ -42,14 +43,28 @@ class Fresh:
     @functools.cached_property
     def learners(self) -> Any:
         """Freshly initialised learners, drawn lane by lane."""
-        with ThreadPoolExecutor(cores()) as pool:  # LAPACK releases the interpreter lock
-            rest = pool.map(self._new_learner, self.setups[1:])
-            return stack([self.first_learner, *rest])
+        empty = jax.tree.map(
+            lambda x: np.zeros((len(self.setups), *np.shape(x)), np.asarray(x).dtype),
+            self.first_learner,
+        )
+
+        def place(lane: int) -> None:
+            drawn = self._new_learner(self.setups[lane]) if lane else self.first_learner
+            for slots, x in zip(jax.tree.leaves(empty), jax.tree.leaves(drawn), strict=True):
+                if np.any(x):  # untouched memory is zero and costs nothing: the optimiser's moments
+                    slots[lane] = x
+
+        # LAPACK releases the interpreter lock, but its own threads busy-wait: with them, a QR takes
+        # ten times longer beside other work.
+        with threadpool_limits(1, "blas"), ThreadPoolExecutor(cores()) as pool:
+            list(pool.map(place, range(len(self.setups))))
+        return empty
 
     @functools.cached_property
     def first_learner(self) -> Any:
         """The learner of the first lane, without a lane axis."""
-        return self._new_learner(self.setups[0])
+        with threadpool_limits(1, "blas"):
+            return self._new_learner(self.setups[0])
 
     def _new_learner(self, setup: LaneSetup) -> Any:
         drawn = self.agent.init(setup.config, setup.seed, setup.sizes)

@@ -1,6 +1,9 @@
-"""Environment variables that must be set before JAX is imported, and the compilation cache."""
+"""Environment variables that must be set before JAX is imported, the compilation cache, and the
+start of the device."""
 
+import contextlib
 import os
+import threading
 from pathlib import Path
 
 
@@ -10,12 +13,12 @@ def environment() -> None:
     # Allocate GPU memory on demand, so that several runs can share a card, up to this fraction.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
-    # Learners are initialised in our own threads: LAPACK's busy-wait and take ten times longer.
+    # NumPy's BLAS would start a thread for every core, in each simulator process too.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def load_jax() -> None:
-    """Import JAX with a persistent compilation cache."""
+    """Import JAX with a persistent compilation cache, and begin to start the device."""
     environment()
     import jax
 
@@ -27,3 +30,13 @@ def load_jax() -> None:
     jax.config.update("jax_traceback_in_locations_limit", 0)
     # Cache small programs too: a run starts with dozens of them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    # CUDA takes a second to start: meanwhile the caller imports and checks settings. Not a daemon
+    # thread: a process that exits while CUDA starts may crash.
+    threading.Thread(target=_start_device).start()
+
+
+def _start_device() -> None:
+    import jax
+
+    with contextlib.suppress(Exception):  # whoever asks for a device next gets the error
+        jax.devices()

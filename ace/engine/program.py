@@ -88,11 +88,16 @@ class Program:
         self._update = over(update, axes, donate=(1, 2), out=(None, None, host))
         self._acting_part = over(one.acting, (0,))
 
+    def draw_learners(self) -> None:
+        """Draw the learners that `init_state` takes, on all cores; it would draw them itself."""
+        _ = self.fresh.learners
+
     def init_state(self, obs: np.ndarray, capacity: int) -> RunState:
         """The state of a run whose first observations are `obs`."""
         learner = self._packings.learner.pack(self.fresh.learners)
         memory = self._new_memory(len(self.setups))
         learner, memory = jax.device_put((learner, memory))
+        del self.fresh.learners  # the host needs no copy
         return RunState(learner, memory, self._new_replay(obs, capacity))
 
     def _new_replay(self, obs: np.ndarray, capacity: int) -> replay.Replay:
