@@ -21,14 +21,11 @@ from ace.run.agent_file import load_agents, save_agents
 from ace.run.collect import Collector
 from ace.run.evaluate import Evaluation, Evaluator
 from ace.run.explore import Explorer, layout_of
+from ace.run.pace import Pace
 from ace.run.record import LaneInfo, Recorder, read_csv, versions, write_json
 from ace.run.request import Run
 from ace.run.signals import Signals
 from ace.settings.config import ConfigError
-
-LOOK = 64  # most updates between two checks of the device, the console and signals
-LOOK_SECONDS = 1.0  # and the time they may take
-DEAF_SECONDS = 5.0  # updates in a row that take longer can be interrupted by a signal
 
 
 class Stopped(Exception):
@@ -83,7 +80,7 @@ class Loop:
         self.random: np.ndarray | None = None  # [L, BLOCK, A] actions of the seed phase
         self.save_seconds = 60 * run.save_minutes
         self.signals, self.said_kernels = Signals(), False
-        self.update_seconds: float | None = None  # of one update among many; None: not known yet
+        self.pace = Pace()
         self.interruptible = False  # whether a signal may end the updates of this step
         self.steps = self.config.agent_steps
         self.last_env_step = self.steps * self.config.action_repeat
@@ -215,7 +212,8 @@ class Loop:
                 self.begin_evaluation()
             while self.agent_step < self.steps:
                 self.wait_for_compiler()
-                self.interruptible = self.long_burst()
+                usual = self.config.learn.updates_per_step
+                self.interruptible = self.pace.too_long(int(self.due().max()), usual)
                 if self.interruptible:
                     self.save()
                 self.step()
@@ -362,17 +360,10 @@ class Loop:
         due = self.owed // self.config.learn.update_every
         return np.where(self.ended, due, 0) if self.config.learn.update_mode == "block" else due
 
-    def long_burst(self) -> bool:
-        """Whether the updates of the next step will, or may, keep signals waiting for too long."""
-        most = int(self.due().max())
-        if self.update_seconds is None:
-            return most > self.config.learn.updates_per_step
-        return most * self.update_seconds > DEAF_SECONDS
-
     def learn(self, due: np.ndarray) -> None:
         """Make the updates that are due."""
         program, message, made, most = self.program, self.message, 0, int(due.max())
-        looked, look, begun = 0, 1, time.monotonic()
+        self.pace.begin()
         while made < most:
             if made and made in due:  # some lane has made all of its updates
                 message = program.send(self.agent_step, self.obs, active=due > made)
@@ -380,16 +371,13 @@ class Loop:
             count = min(alike, program.at_once)
             self.state, self.metrics = program.update(self.state, message, count)
             made += count
-            if made - looked >= look and made < most:  # bound the queue and refresh the console
+            if made < most and self.pace.check_due(made):  # bound the queue and refresh the console
                 jax.block_until_ready(self.metrics)
                 self.recorder.progress(self.env_step, updates_ahead=most - made)
                 if self.signals.signum and self.interruptible:  # `run` saved before the burst
                     self.keeper.wait()
                     raise Stopped(self)
-                now = time.monotonic()
-                self.update_seconds = (now - begun) / (made - looked)
-                look = max(1, min(LOOK, int(LOOK_SECONDS / max(self.update_seconds, 1e-6))))
-                looked, begun = made, now
+                self.pace.checked(made)
 
     def skipped(self) -> Any:
         """Updates [L] skipped so far, if the agent counts them."""

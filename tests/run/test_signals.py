@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from ace.engine.program import Program
 from ace.run import request
 from ace.run.evaluate import Evaluator
 from ace.run.loop import Loop, Stopped, train
+from ace.run.pace import Pace
 from ace.run.record import read_csv
 from ace.settings.config import ConfigError
 from tests.run.helpers import PAIR, QUICK, csv_rows, pair, same, same_rows, small_run
@@ -75,7 +75,7 @@ class Clock:
             return update(program, *args)
 
         monkeypatch.setattr(Program, "update", updated)
-        monkeypatch.setattr("ace.run.loop.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("ace.run.pace.time.monotonic", lambda: self.now)
 
 
 def test_a_signal_ends_a_long_burst_of_updates(whole, tmp_path, monkeypatch):
@@ -94,7 +94,7 @@ def test_a_signal_waits_for_the_end_of_a_short_burst(whole, tmp_path, monkeypatc
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         clock = Clock(patch, seconds=0.01)
-        patch.setattr(Loop, "long_burst", lambda self: False)
+        patch.setattr(Pace, "too_long", lambda self, updates, usual: False)
         with pytest.raises(Stopped, match="env step 41;"):
             pair(folder)
         assert clock.made == 40
@@ -102,14 +102,13 @@ def test_a_signal_waits_for_the_end_of_a_short_burst(whole, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("due", "seconds", "long"),
+    ("updates", "seconds", "long"),
     [(1, None, False), (40, None, True), (40, 0.1, False), (60, 0.1, True), (1, 6.0, True)],
 )
-def test_long_bursts(due, seconds, long, whole):
-    loop = SimpleNamespace(
-        due=lambda: np.array([due, 0]), update_seconds=seconds, config=whole[1].setups[0].config
-    )
-    assert Loop.long_burst(loop) == long  # type: ignore[arg-type]
+def test_updates_that_keep_signals_waiting(updates, seconds, long):
+    pace = Pace()
+    pace.seconds = seconds
+    assert pace.too_long(updates, usual=1) == long
 
 
 def test_a_signal_is_heard_while_functions_are_compiled(whole, tmp_path, monkeypatch):
