@@ -77,7 +77,7 @@ def train(
         config=Config(own=own and own()),
         seeds=tuple(seeds),
         preset=preset,
-        run=None if folder is None else Path(folder),
+        run=None if folder is None else flags.check_path("folder", folder),
         agent=agent,
         imports=tuple(imports),
         vary=tuple(f"{name}={','.join(map(str, x))}" for name, x in (vary or {}).items()),

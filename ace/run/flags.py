@@ -332,14 +332,21 @@ def _regular(name: str, kind: Any, texts: list[str]) -> list[str]:
         return [str(_whole(name, texts[0]))]
     if kind is bool and texts[0].lower() not in ("true", "false"):
         raise ConfigError(f"--{name} is {texts[0]!r}; it must be true or false")
-    if kind is Path and not texts[0].strip():
-        raise ConfigError(f"--{name} is empty; give it a name")
+    if kind is Path:
+        check_path(f"--{name}", texts[0])
     if kind is float:
         try:
             float(texts[0])
         except ValueError:
             raise ConfigError(f"--{name} is {texts[0]!r}; it must be a number") from None
     return texts
+
+
+def check_path(name: str, path: str | Path) -> Path:
+    """A path that the user names. An empty one is refused: it would be the current folder."""
+    if not str(path).strip():
+        raise ConfigError(f"{name} is empty; give it a name")
+    return Path(path)
 
 
 def _numbers(name: str, text: str) -> list[int]:

@@ -76,12 +76,14 @@ def test_the_same_call_finds_the_finished_run(run: ace.TrainedRun, capsys) -> No
         ({"vary": {"learn.td_lambda": (0.1, 0.1)}}, "twice"),
         ({"seeds": (1, 1)}, "twice"),
         ({"preset": "cpuu"}, "unknown"),
+        ({"folder": ""}, "folder is empty"),
     ],
 )
-def test_mistakes_are_named(given: dict, message: str, tmp_path) -> None:
+def test_mistakes_are_named(given: dict, message: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
         ace.train("probe/point", **{"preset": "debug", "folder": tmp_path / "run", **given})
-    assert not (tmp_path / "run").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_module_that_cannot_be_imported_is_named(tmp_path) -> None:
