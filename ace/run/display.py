@@ -5,7 +5,8 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,7 +78,8 @@ class Display:
         if self._env_step is not None:
             self._refresh(time.monotonic(), last=True)
         if self._live:
-            self._live.stop()
+            with self._writing():
+                self._live.stop()
 
     def progress(self, env_step: int, counters: Mapping[str, Any]) -> None:
         """Record the step; redraw at most every REFRESH_SECONDS."""
@@ -98,16 +100,33 @@ class Display:
         if self._quiet:
             return
         if self._live:
-            self._live.update(self.render(), refresh=True)
+            self._draw(self._live)
         elif text:
             self.message(f"train  {self._speed_text()}")
 
     def message(self, text: str) -> None:
         """Print a line, above the live panel if there is one."""
-        if self._live:
-            self._live.console.print(escape(text))
-        elif not self._quiet:
-            print(text, flush=True)
+        with self._writing():
+            if self._live:
+                self._live.console.print(escape(text))
+            elif not self._quiet:
+                print(text, flush=True)
+
+    def _draw(self, live: Live) -> None:
+        with self._writing():
+            live.update(self.render(), refresh=True)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Be quiet from now on if the console is gone: the reader of a pipe has ended, or the
+        terminal was closed. The run goes on, since its results are in its folder."""
+        try:
+            yield
+        except OSError:
+            live, self._live, self._quiet = self._live, None, True
+            self._console.quiet = True
+            if live:
+                live.stop()  # gives sys.stdout back
 
     def evaluation(self, info: LaneInfo, env_step: int) -> None:
         """Report one evaluation in plain output; the live panel shows it by itself."""
@@ -131,7 +150,7 @@ class Display:
         while len(self._samples) > 2 and now - self._samples[0][0] > RATE_SECONDS:
             self._samples.popleft()
         if self._live:
-            self._live.update(self.render(), refresh=True)
+            self._draw(self._live)
         elif last or now >= self._next_line:
             self._next_line = now + PLAIN_SECONDS
             self.message("  ".join(["train", self._speed_text(), *self._counter_texts()]))

@@ -45,7 +45,7 @@ class TrainArgs:
     quiet: bool = False
     """Print nothing but errors."""
     save_minutes: float = 10.0
-    """Minutes between checkpoints; 0 saves only at the end and on SIGINT or SIGTERM."""
+    """Minutes between checkpoints; 0 saves only at the end and on a signal."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class ResumeArgs:
     quiet: bool = False
     """Print nothing but errors."""
     save_minutes: float = 10.0
-    """Minutes between checkpoints; 0 saves only at the end and on SIGINT or SIGTERM."""
+    """Minutes between checkpoints; 0 saves only at the end and on a signal."""
 
 
 @dataclass(frozen=True)

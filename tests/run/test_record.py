@@ -232,6 +232,40 @@ def test_quiet_prints_nothing(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
+class Gone(io.StringIO):
+    """A console whose reader has ended, or whose terminal was closed."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.terminal, self.gone, self.tried = terminal, False, 0
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, text: str) -> int:
+        if not self.gone:
+            return super().write(text)
+        self.tried += 1
+        raise OSError(5, "Input/output error") if self.terminal else BrokenPipeError(32, "gone")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_console_that_goes_away_does_not_end_the_run(tmp_path, terminal, monkeypatch):
+    console = Gone(terminal)
+    monkeypatch.setattr("sys.stdout", console)
+    monkeypatch.setenv("TERM", "xterm")
+    with recorder(tmp_path, quiet=False) as record:
+        record.message("seen")
+        console.gone = True
+        record.message("unseen")
+        assert console.tried == 1 and sys.stdout is console
+        record.status("compiling")
+        record.evaluation(0, 1000, 1.0, 2.0, 1000)
+        record.progress(10_000)
+    assert console.tried == 1 and sys.stdout is console
+    assert len(read_csv(tmp_path / "eval.csv")) == 1
+
+
 @pytest.mark.parametrize("count", [2, 20])
 def test_live_panel_shows_lanes_or_a_summary(tmp_path, count, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)

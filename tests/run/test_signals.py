@@ -14,6 +14,7 @@ from ace.run.evaluate import Evaluator
 from ace.run.loop import Loop, Stopped, train
 from ace.run.pace import Pace
 from ace.run.record import read_csv
+from ace.run.signals import Signals
 from ace.settings.config import ConfigError
 from tests.run.helpers import PAIR, QUICK, csv_rows, pair, same, same_rows, small_run
 
@@ -138,6 +139,22 @@ def test_a_signal_is_heard_while_functions_are_compiled(whole, tmp_path, monkeyp
             pair(folder)
     assert stopped.value.compiling and said == ["compiling update"]
     same(pair(folder), whole[0])
+
+
+def test_a_closed_terminal_asks_for_a_save_however_often_it_is_said():
+    signals = Signals()
+    with signals:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)  # the kernel and the shell both say it
+        assert signals.signum == signal.SIGHUP
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # `nohup ace train`
+    try:
+        with Signals():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path, capsys):
