@@ -8,6 +8,7 @@ import jax
 
 from ace.method.types import Lane, Metrics
 from ace.replay import Replay
+from ace.settings import names
 from ace.settings.config import Config
 
 Sizes = tuple[int, int]  # of observations and actions
@@ -102,7 +103,7 @@ AGENTS: dict[str, Agent] = {}
 
 
 def register(name: str, agent: Agent) -> None:
-    """Register an agent under a name: `ace train TASK --agent NAME`."""
+    """Register an agent under a free name: `ace train TASK --agent NAME`."""
     if not name.replace("-", "_").isidentifier() or name.startswith("-"):
         raise ValueError(f"agent name {name!r} must be letters, digits, _ and -")
-    AGENTS[name] = agent
+    names.enter("agent", AGENTS, name, agent)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from ace.settings import names
 from ace.settings.config import Config
 
 Memory = Any  # what a planner keeps from step to step of an episode; may be ()
@@ -49,5 +50,5 @@ PLANNERS: dict[str, Planner] = {}
 
 
 def register(name: str, planner: Planner) -> None:
-    """Register a planner under a name: `--plan.planner NAME`."""
-    PLANNERS[name] = planner
+    """Register a planner under a free name: `--plan.planner NAME`."""
+    names.enter("planner", PLANNERS, name, planner)

@@ -2,6 +2,7 @@
 user, names of folders, and runs that are made longer."""
 
 import dataclasses
+import importlib
 import json
 import re
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 import ace.envs
 from ace.agents import AGENTS
+from ace.envs import TaskError
 from ace.planners import PLANNERS
 from ace.run import request
 from ace.run.record import write_json
@@ -181,6 +183,28 @@ def test_modules_of_the_user_are_imported_first_and_again(tmp_path, monkeypatch)
     finally:
         PLANNERS.pop("theirs", None)
         sys.modules.pop("their_planner", None)
+
+
+@pytest.mark.parametrize(("kind", "taken"), [("agent", "sac"), ("planner", "cem")])
+def test_a_taken_name_is_refused_but_a_module_may_register_again(
+    kind, taken, tmp_path, monkeypatch
+):
+    table = {"agent": AGENTS, "planner": PLANNERS}[kind]
+    module, before = f"their_{kind}", dict(table)
+    code = f"import ace.{kind}s as room\nroom.register(NAME, room.{kind.upper()}S[{taken!r}])\n"
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    try:
+        (tmp_path / f"{module}.py").write_text(code.replace("NAME", repr(f"their-{taken}")))
+        request.import_modules([module])
+        importlib.reload(sys.modules[module])
+        assert table.pop(f"their-{taken}") is table[taken]
+        (tmp_path / f"{module}_too.py").write_text(code.replace("NAME", repr(taken)))
+        line = f"{kind} '{taken}' of {module}_too is taken by ace.{kind}s; choose another name"
+        with pytest.raises(TaskError, match=re.escape(line)):
+            request.import_modules([f"{module}_too"])
+        assert table == before
+    finally:
+        sys.modules.pop(module, None)
 
 
 def test_notes_of_the_tasks_are_kept_for_the_start(monkeypatch):
