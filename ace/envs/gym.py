@@ -71,11 +71,13 @@ class GymEnv:
 
     def render(self, width: int = 320, height: int = 240) -> np.ndarray:
         """Draw with the environment's own renderer, sampled to the wanted size."""
-        frame = self._env.render()
+        frame = None
+        with contextlib.suppress(NotImplementedError):  # what gymnasium.Env raises
+            frame = self._env.render() if hasattr(self._env, "render") else None
         if not isinstance(frame, np.ndarray) or frame.ndim != 3:
             raise EnvError(
-                f"{self.spec.task} rendered no picture; make it with render=True, or return an"
-                " environment with render_mode='rgb_array' from your function"
+                f"task '{self.spec.task}' renders no picture; its environment must be made with"
+                ' render_mode="rgb_array", and its render() return an array [height, width, 3]'
             )
         rows = np.arange(height) * frame.shape[0] // height
         columns = np.arange(width) * frame.shape[1] // width

@@ -1,5 +1,6 @@
 """An evaluation of the agents that a run has saved, its table and its video."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from rich.table import Table
 
 from ace.engine.program import Program
 from ace.engine.resources import count_workers
+from ace.envs import EnvError
 from ace.run.agent_file import load_agents
 from ace.run.evaluate import Evaluation, Evaluator, film
 from ace.run.request import Run, open_run
@@ -17,7 +19,8 @@ from ace.settings.config import ConfigError
 from ace.tools import plots
 
 LEFT = ("task", "setting")  # columns of text
-NO_PICTURES = (
+OF_OPENGL = r"(?i)\b(lib|py)?(egl|gladload|glerror|glfw|glx|opengl|osmesa|display)"
+NO_OPENGL = (
     "pictures need OpenGL without a display: install EGL (libegl1, or the GPU's driver) and set "
     "MUJOCO_GL=egl, or OSMesa (libosmesa6) and MUJOCO_GL=osmesa"
 )
@@ -66,13 +69,17 @@ def show(played: Played) -> None:
 
 def save_film(played: Played, path: Path) -> None:
     """Write a video of the first lane, or print why there is none: an evaluation must not fail
-    without OpenGL."""
+    without pictures."""
     try:
         frames = film(played.program, played.acting, played.agent_step)
         plots.save_video(frames, path, fps=25)
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".rstrip(": ").split())
-        print(f"no video: {reason}; {NO_PICTURES}")
+        if isinstance(error, EnvError):  # ours say what to do
+            reason = str(error)
+        elif re.search(OF_OPENGL, reason):
+            reason += f"; {NO_OPENGL}"
+        print(f"no video: {reason}")
         return
     print(f"video in {path}")
 

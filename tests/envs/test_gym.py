@@ -1,5 +1,7 @@
 """Gymnasium environments: what is accepted, and what is refused with advice."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -48,6 +50,16 @@ def test_action_repeat_sums_rewards_and_stops_at_the_end() -> None:
     assert first.reward == pytest.approx(4.5) and not first.terminated
     assert second.reward == pytest.approx(3.0) and second.terminated
     assert second.obs[1] == 5
+
+
+def test_an_environment_without_pictures_is_told_how_to_be_made() -> None:
+    for task in (f"{HERE}:Counter", "gym/Pendulum-v1"):  # neither is made to render
+        env = make(task, seed=0)
+        env.reset()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # gymnasium warns about that too
+            with pytest.raises(EnvError, match='made with render_mode="rgb_array"'):
+                env.render()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import pytest
 from ace import cli
 from ace.engine.compile import Function
 from ace.engine.program import Program
+from ace.envs import EnvError
 from ace.run.record import read_csv
 from ace.run.request import plan_run
 from ace.tools import played
@@ -249,16 +250,32 @@ def test_warnings_of_other_packages_are_kept_from_the_console(monkeypatch):
     assert len(seen) == 1
 
 
-def test_no_video_always_has_a_reason(tmp_path, capsys, monkeypatch):
+OPENGL = "MUJOCO_GL=egl"  # words of the advice
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "advised"),
+    [
+        (RuntimeError(), "no video: RuntimeError\n", False),
+        (KeyError("x"), "no video: KeyError: 'x'\n", False),
+        (EnvError("no single picture; do this"), "no video: no single picture; do this\n", False),
+        (AttributeError("no attribute 'eglQueryString'"), "eglQueryString'; pictures", True),
+        (RuntimeError("an OpenGL platform library\nis missing"), "library is missing; ", True),
+        (ImportError("libEGL.so.1"), "libEGL.so.1; ", True),
+    ],
+)
+def test_no_video_has_a_reason_and_only_opengl_gets_advice_about_it(
+    error, words, advised, tmp_path, capsys, monkeypatch
+):
     def film(*args):
-        raise RuntimeError
+        raise error
 
     monkeypatch.setattr(played, "film", film)
     nothing: Any = None
     played.save_film(played.Played(nothing, 1, nothing, None, 60, []), tmp_path / "video.mp4")
     shown = capsys.readouterr().out
-    assert shown.startswith("no video: RuntimeError; ") and "libegl1" in shown
-    assert shown.count("\n") == 1
+    assert words in shown and shown.startswith("no video: ") and shown.count("\n") == 1
+    assert (OPENGL in shown) == advised
 
 
 def evaluation(**values):
