@@ -136,7 +136,7 @@ def make_env(name: str, seed: int, render: bool = False) -> GymEnv:
     # gymnasium's checker takes half of the time of a light task; `Checked` stays on.
     try:
         env = gymnasium.make(name, render_mode=mode, disable_env_checker=True)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TaskError(
             f"task 'gym/{name}': make failed: {explain(error)}; it must work as"
             f" gymnasium.make('{name}')"
@@ -149,7 +149,7 @@ def make_imported(task: str, seed: int) -> GymEnv:
     function = import_function(task)
     try:
         env = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # SystemExit: it may parse a command line
         raise TaskError(
             f"task '{task}': make failed: {explain(error)}; it must be callable without arguments"
             " and return a gymnasium.Env"

@@ -112,7 +112,7 @@ def _make_registered(task: str, seed: int, render: bool) -> Env:
         return env
     except (TaskError, EnvError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TaskError(
             f"task '{task}': make failed: {explain(error)}; make_env(name, seed, render) of"
             f" {FAMILIES[family]} must return an ace.envs.Env with an EnvSpec as `spec`"

@@ -387,6 +387,11 @@ class NanBounds(Counter):
     action_space = _with_bounds(np.nan, 1.0)
 
 
+def quits() -> gymnasium.Env:
+    """End the process, as a parser of command lines does."""
+    sys.exit(2)
+
+
 def fails() -> gymnasium.Env:
     """Raise an error of two lines."""
     raise RuntimeError("no licence\nfound")

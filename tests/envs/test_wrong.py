@@ -13,6 +13,7 @@ HERE = "tests.envs.bad_envs"
 WHERE = r"\(.*bad_envs\.py, line \d+\)"
 AT_MAKE = [
     ("NeedsArgument", "make failed: TypeError: .*'maze'; it must be callable without arguments"),
+    ("quits", f"make failed: SystemExit: 2 {WHERE}; .*return a gymnasium.Env"),
     ("fails", f"make failed: RuntimeError: no licence found {WHERE}; .*return a gymnasium.Env"),
     ("not_an_env", "returned a str without 'observation_space'; return a gymnasium.Env"),
     ("NoAction", "has actions of size 0; give them an entry"),
