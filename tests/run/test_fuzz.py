@@ -25,7 +25,7 @@ from ace.settings.config import ConfigError
 from tests.run.helpers import PAIR, leaves
 
 CASES = int(os.environ.get("ACE_FUZZ", 300))  # 10,000 in docs/reliability.md
-SLOWEST = 5.0  # seconds: far above any load, far below a hang
+SLOWEST = 5.0  # seconds of this process on a core: far above any load
 HOSTILE = [
     *(0, -1, 1, 7, 2**31, 2**63, 10**30, -(10**30), 1.5, float("nan"), float("inf"), 1e308),
     *(None, True, False, "", "a", "../../outside/gift", "/etc/passwd", "0000000050.safetensors"),
@@ -237,7 +237,7 @@ def test_mutated_checkpoints_are_refused_or_load_what_was_saved(saved):
         mutate = rng.choice(DAMAGE + HOSTILITY)
         mutate(root, rng)
         found = digest(root)
-        begun = time.monotonic()
+        begun = time.process_time()
         try:
             state, notes = load(keeper, collector)
         except (ConfigError, CheckpointError) as error:
@@ -255,7 +255,7 @@ def test_mutated_checkpoints_are_refused_or_load_what_was_saved(saved):
             assert all("\n" not in note for note in notes)
             for name, x in whole.items():
                 assert (loaded[name].shape, loaded[name].dtype) == (x.shape, x.dtype)
-        assert time.monotonic() - begun < SLOWEST, (case, mutate)
+        assert time.process_time() - begun < SLOWEST, (case, mutate)
         assert digest(root) == found, (case, mutate)  # reading changes nothing
     assert digest(folder.parent / "outside") == outside
     assert min(outcomes.values()) > CASES // 250, outcomes

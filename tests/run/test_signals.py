@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -22,21 +21,24 @@ from tests.run.helpers import PAIR, QUICK, csv_rows, pair, same, same_rows, smal
 def test_a_signal_does_not_wait_for_an_evaluation_which_is_made_again(whole, tmp_path, monkeypatch):
     """The simulators of the evaluation never answer, and yet the run stops at once."""
     folder = tmp_path / "run"
-    step, advance = Loop.step, Evaluator.advance
+    step, advance, asked = Loop.step, Evaluator.advance, []
 
     def signalled(self) -> None:
         step(self)
+        asked.clear()
         if self.agent_step == 75:
             assert self.evaluating == 60
             os.kill(os.getpid(), signal.SIGTERM)
 
+    def stuck(self) -> None:
+        asked.append(1)
+        assert len(asked) < 3  # once a step
+
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "step", signalled)
-        patch.setattr(Evaluator, "advance", lambda self: None)
-        begun = time.monotonic()
+        patch.setattr(Evaluator, "advance", stuck)
         with pytest.raises(Stopped, match=r"env step 75; `ace resume"):
             pair(folder)
-    assert time.monotonic() - begun < 60  # compiling included
     assert csv_rows(folder, "eval.csv") == []
     # While it is continued, the evaluation is played with the agents as they were at step 60.
     same(pair(folder), whole[0])
@@ -186,11 +188,12 @@ def test_a_finished_run_can_be_made_longer(tmp_path, capsys):
         "--eval-episodes=100000000",
     ],
 )
-def test_runs_that_cannot_fit_are_refused_at_once(flag, tmp_path):
-    begun = time.monotonic()
+def test_runs_that_cannot_fit_are_refused_before_a_program_is_made(flag, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(loops, "Program", lambda *_: made.append(1))
     with pytest.raises(ConfigError, match=r"GiB|at most"):
         pair(tmp_path / "run", *flag.split("="))
-    assert time.monotonic() - begun < 20
+    assert not made and not (tmp_path / "run").exists()
 
 
 def test_an_environment_without_a_time_limit_ends(tmp_path, capsys):
