@@ -7,7 +7,8 @@
     action, memory = agent.act(obs)          # begins an episode
     action, memory = agent.act(obs, memory)  # goes on with it
 
-Importing the package loads neither JAX nor a simulator; its functions do when they are called.
+Importing the package loads neither JAX nor a simulator; its functions do when they are called. What
+cannot work raises a ConfigError (settings, folders) or a TaskError (tasks, modules of yours).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from ace.envs.api import TaskError
+    from ace.settings.config import ConfigError
     from ace.tools.trained import TrainedAgent
 
-__all__ = ["TrainedRun", "load", "train"]
+__all__ = ["ConfigError", "TaskError", "TrainedRun", "load", "train"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """The errors, whose modules are imported when they are asked for."""
+    if name == "ConfigError":
+        from ace.engine import prepare
+
+        prepare.load_jax()  # the settings import it
+        from ace.settings.config import ConfigError
+
+        return ConfigError
+    if name == "TaskError":
+        from ace.envs.api import TaskError
+
+        return TaskError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class TrainedRun(NamedTuple):
@@ -63,6 +82,8 @@ def train(
 
     prepare.load_jax()
     import signal
+    import sys
+    from numbers import Integral
 
     from ace.run import flags, request
     from ace.run.loop import Stopped
@@ -70,17 +91,25 @@ def train(
     from ace.settings.config import Config
     from ace.tools import plots
 
+    tasks = (tasks,) if isinstance(tasks, str) else tasks
+    tasks = request.listed("tasks", tasks, str, '("dmc/walker-run",)')
+    imports = request.listed("imports", imports, str, '("my_module",)')
+    seeds = request.listed("seeds", seeds, Integral, "(0, 1)")
+    varied = {
+        name: request.listed(f"vary of {name}", values, object, "(0.2, 0.4)")
+        for name, values in (vary or {}).items()
+    }
     request.import_modules(imports)
     own = request.find_agent(agent).settings
     asked = flags.TrainArgs(
-        tasks=(tasks,) if isinstance(tasks, str) else tuple(tasks),
+        tasks=tasks,
         config=Config(own=own and own()),
-        seeds=tuple(seeds),
+        seeds=tuple(map(int, seeds)),
         preset=preset,
         run=None if folder is None else flags.check_path("folder", folder),
         agent=agent,
-        imports=tuple(imports),
-        vary=tuple(f"{name}={','.join(map(str, x))}" for name, x in (vary or {}).items()),
+        imports=imports,
+        vary=tuple(f"{name}={','.join(map(str, x))}" for name, x in varied.items()),
         tensorboard=tensorboard,
         quiet=quiet,
         save_minutes=save_minutes,
@@ -91,7 +120,8 @@ def train(
     except Stopped as stop:
         if stop.signum == signal.SIGINT:
             raise KeyboardInterrupt(str(stop)) from None
-        raise SystemExit(str(stop)) from None
+        print(f"ace: {stop}", file=sys.stderr)
+        raise SystemExit(128 + stop.signum) from None
     plots.learning_curve(run.folder, run.folder / "curve.png", dict(enumerate(run.labels)))
     return TrainedRun(run.folder)
 

@@ -160,10 +160,21 @@ def make_lanes(asked: flags.TrainArgs, change: Callable[[Config], Config]) -> La
     return lanes
 
 
+def listed(name: str, values: Any, kind: type, example: str) -> tuple[Any, ...]:
+    """The values of a list that Python gives, each of a type; refuses anything else."""
+    if isinstance(values, Iterable) and not isinstance(values, str):
+        found = tuple(values)
+        if all(isinstance(value, kind) for value in found):
+            return found
+    raise ConfigError(f"{name} is {values!r:.40}; give a list, as in {example}")
+
+
 def check_asked(asked: flags.TrainArgs) -> None:
     """Refuse wrong tasks, seeds and options, before any settings are read."""
     if not asked.tasks:
         raise ConfigError("name at least one task, as in `ace train dmc/cheetah-run`")
+    if not asked.seeds:
+        raise ConfigError("name at least one seed, as in `--seeds 0`")
     for name, values in (("task", asked.tasks), ("seed", asked.seeds)):
         if len(set(values)) < len(values):
             raise ConfigError(f"a {name} is given twice: {' '.join(map(str, values))}")

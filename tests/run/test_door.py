@@ -1,13 +1,19 @@
 """The Python door: train, load, act, without the command."""
 
+import json
+import signal
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import ace
 from ace.envs import TaskError
+from ace.run.loop import Stopped
 from ace.settings.config import ConfigError
 
 IMPORT = """
@@ -77,13 +83,54 @@ def test_the_same_call_finds_the_finished_run(run: ace.TrainedRun, capsys) -> No
         ({"seeds": (1, 1)}, "twice"),
         ({"preset": "cpuu"}, "unknown"),
         ({"folder": ""}, "folder is empty"),
+        ({"seeds": ()}, "at least one seed"),
+        ({"seeds": 3}, r"seeds is 3; give a list, as in \(0, 1\)"),
+        ({"seeds": "01"}, "seeds is '01'; give a list"),
+        ({"seeds": [0.5]}, r"seeds is \[0.5\]; give a list"),
+        ({"vary": {"learn.td_lambda": 0.5}}, "vary of learn.td_lambda is 0.5; give a list"),
+        ({"imports": "my_module"}, "imports is 'my_module'; give a list"),
+        ({"tasks": 3}, "tasks is 3; give a list"),
     ],
 )
 def test_mistakes_are_named(given: dict, message: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
-        ace.train("probe/point", **{"preset": "debug", "folder": tmp_path / "run", **given})
+        folder = tmp_path / "run"
+        ace.train(**{"tasks": "probe/point", "preset": "debug", "folder": folder, **given})
     assert not list(tmp_path.iterdir())
+
+
+def test_seeds_may_be_numbers_of_numpy(tmp_path, monkeypatch) -> None:
+    trained, seeds = [], cast(Any, np.arange(2))
+    monkeypatch.setattr("ace.run.loop.train", trained.append)
+    monkeypatch.setattr("ace.tools.plots.learning_curve", lambda *_: None)
+    ace.train("probe/point", preset="debug", seeds=seeds, folder=tmp_path / "run")
+    assert json.dumps(trained[0].describe()) and [s.seed for s in trained[0].setups] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("signum", "error", "code"),
+    [(signal.SIGTERM, SystemExit, 143), (signal.SIGINT, KeyboardInterrupt, None)],
+)
+def test_a_signal_ends_with_its_status(signum, error, code, tmp_path, monkeypatch, capsys) -> None:
+    def stopped(run: Any) -> None:
+        signals = SimpleNamespace(signum=signum)
+        loop: Any = SimpleNamespace(folder=run.folder, env_step=7, signals=signals, compiling=[])
+        raise Stopped(loop)
+
+    monkeypatch.setattr("ace.run.loop.train", stopped)
+    with pytest.raises(error) as caught:
+        ace.train("probe/point", preset="debug", folder=tmp_path / "run")
+    assert getattr(caught.value, "code", None) == code
+    said = capsys.readouterr().err if code else str(caught.value)
+    assert "saved at env step 7; `ace resume" in said
+
+
+def test_the_errors_are_those_of_the_rooms() -> None:
+    assert ace.ConfigError is ConfigError and ace.TaskError is TaskError
+    with pytest.raises(AttributeError, match="no attribute 'Missing'"):
+        ace.Missing  # type: ignore  # noqa: B018
+    assert (Path(ace.__file__).parent / "py.typed").exists()
 
 
 def test_a_module_that_cannot_be_imported_is_named(tmp_path) -> None:
