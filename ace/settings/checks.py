@@ -8,6 +8,7 @@ from typing import Any, Literal, get_origin
 from ace.settings.config import Config, ConfigError, flatten, literals
 
 LONGEST = 100  # most iterations, and most steps, of a plan
+MOST_UPDATES = 1000  # of an agent step; published are at most 128
 
 
 def from_dict(values: dict[str, Any], own: type | None = None) -> Config:
@@ -119,6 +120,11 @@ def _check_together(c: Config) -> None:
                 f"{name} is {count}; it must be at most {LONGEST}: the loop is unrolled, so every "
                 "step is compiled"
             )
+    if c.learn.updates_per_step > MOST_UPDATES:
+        raise ConfigError(
+            f"learn.updates_per_step is {c.learn.updates_per_step}; it must be at most "
+            f"{MOST_UPDATES}: so many updates are made for every agent step"
+        )
     if p.population_decay < 1:
         raise ConfigError(f"plan.population_decay is {p.population_decay}; it must be at least 1")
     if not p.min_std <= p.max_std:

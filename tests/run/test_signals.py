@@ -185,6 +185,7 @@ def test_a_finished_run_can_be_made_longer(tmp_path, capsys):
         "--net.mlp=10000000",
         "--plan.population=1000000000",
         "--plan.iterations=100000",
+        "--learn.updates-per-step=100000000",
         "--eval-episodes=100000000",
     ],
 )
