@@ -148,7 +148,8 @@ def make_lanes(asked: flags.TrainArgs, change: Callable[[Config], Config]) -> La
         config = change(default)
         machine = [replace(c, precision=resolve_precision(c.precision)) for c in (default, config)]
         lanes.changed.update(changes(*machine))
-        for label, varied in variations(machine[1], asked.vary, asked.agent):
+        found = variations(machine[1], asked.vary, asked.agent)
+        for label, varied in found:
             lanes.changed.update(changes(machine[1], varied))
             check_read(asked.agent, agent.sections, changes(machine[0], varied))
             check_config(asked.agent, varied)
@@ -156,6 +157,7 @@ def make_lanes(asked: flags.TrainArgs, change: Callable[[Config], Config]) -> La
                 sizes = (spec.obs_size, spec.action_size)
                 lanes.setups.append(LaneSetup(task, seed, varied, sizes))
                 lanes.labels.append(label)
+        check_varied(found, asked.agent)
     check_compatible(lanes.setups)
     return lanes
 
@@ -216,6 +218,24 @@ def check_read(name: str, sections: Sequence[str], changed: Iterable[str]) -> No
         read = any(setting == s or setting.startswith(f"{s}.") for s in (*sections, "own"))
         if "." in setting and not read:
             raise ConfigError(f"--{setting.replace('_', '-')} does nothing for agent {name}")
+
+
+def check_varied(found: Sequence[tuple[str, Config]], agent: str) -> None:
+    """Refuse varied settings that shape the program."""
+    import jax
+
+    (one, first), *others = found
+    structure = jax.tree.structure(first)
+    for other, config in others:
+        differing = changes(first, config).items()
+        alone = {name: settings.replace(first, {name: value}) for name, value in differing}
+        names = [name for name, c in alone.items() if jax.tree.structure(c) != structure]
+        if names:
+            shown = ", ".join(re.sub(r"^own\.", section_of(agent), name) for name in names)
+            raise ConfigError(
+                f"lanes {one} and {other} differ in {shown}, which shapes the program and so "
+                "cannot be varied in one run; train a run for each value"
+            )
 
 
 def check_config(name: str, config: Config) -> None:

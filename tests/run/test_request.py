@@ -109,6 +109,27 @@ def test_varied_settings_are_crossed_wherever_they_stand():
     assert one.describe() == two.describe() and len(one.setups) == 4
 
 
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            "--vary net.mlp=8,16",
+            "lanes net.mlp=8 and net.mlp=16 differ in net.mlp, which shapes the program and so "
+            "cannot be varied in one run; train a run for each value",
+        ),
+        (
+            "--vary learn.td-lambda=0,1 plan.horizon=3,4",
+            "lanes learn.td_lambda=0 plan.horizon=3 and learn.td_lambda=0 plan.horizon=4 differ in "
+            "plan.horizon, which",
+        ),
+        ("--agent toy --vary toy.layers=1,2", "differ in toy.layers, which shapes"),
+    ],
+)
+def test_settings_that_shape_the_program_are_not_varied(toy, argv, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        plan(*argv.split())
+
+
 def test_an_agent_has_flags_of_its_own(toy, tmp_path):
     run = plan("--agent", "toy", "--toy.heat", "-0.25", "--toy.layers", "3", "--toy.cold")
     assert run.setups[0].config.own == Toy(-0.25, 3, True)
