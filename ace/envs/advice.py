@@ -32,7 +32,7 @@ def _notes(task: str) -> tuple[str, ...]:
 
 
 def limit_notes(task: str) -> list[str]:
-    """A line about a time limit that the task does not have itself."""
+    """A line about a time limit that the task does not declare itself."""
     spec = get_spec(task)
     if not spec.assumed_limit:
         return []
@@ -40,7 +40,7 @@ def limit_notes(task: str) -> list[str]:
     if task.partition("/")[0] in FAMILIES:
         how = "set max_episode_steps of its spec"
     return [
-        f"task {task} has no time limit: its episodes are cut after"
+        f"task {task} declares no time limit: its episodes are cut after"
         f" {spec.max_episode_steps:,} environment steps; {how} to choose another"
     ]
 

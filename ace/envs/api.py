@@ -68,7 +68,7 @@ class EnvSpec:
     goal: Goal | None = None
     # Actions of the simulator that -1 and 1 are mapped to; None if they are -1 and 1.
     action_bounds: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-    assumed_limit: bool = False  # the task has no time limit: max_episode_steps is our default
+    assumed_limit: bool = False  # it declares no time limit: max_episode_steps is our default
 
 
 class StepResult(NamedTuple):
@@ -131,7 +131,7 @@ class EnvWrapper:
 
 
 class TimeLimit(EnvWrapper):
-    """Truncates the episodes of a task that has no time limit after `limit` env steps."""
+    """Truncates the episodes of a task that declares no time limit after `limit` env steps."""
 
     def __init__(self, env: Env, limit: int) -> None:
         super().__init__(env)

@@ -20,7 +20,7 @@ OWN = {
 }
 FAMILIES = dict(OWN)  # with those that users register
 GYM_HELP = "gym/ID (any id of gymnasium), or package.module:function (returns a gymnasium.Env)"
-DEFAULT_LIMIT = 1000  # env steps of an episode, where the task itself has no limit
+DEFAULT_LIMIT = 1000  # env steps of an episode, where the task declares no limit
 
 
 def make(task: str, seed: int, action_repeat: int = 1, render: bool = False) -> Env:

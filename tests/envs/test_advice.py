@@ -7,7 +7,7 @@ from ace.envs import advice, get_spec, make, notes
 from ace.envs.registry import DEFAULT_LIMIT
 
 HERE = "tests.envs.bad_envs"
-NO_LIMIT = "has no time limit: its episodes are cut after 1,000 environment steps; wrap it"
+NO_LIMIT = "declares no time limit: its episodes are cut after 1,000 environment steps; wrap it"
 NOT_REPEATED = "does not repeat itself under a seed: runs of it cannot be repeated or resumed"
 
 

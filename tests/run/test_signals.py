@@ -200,6 +200,6 @@ def test_runs_that_cannot_fit_are_refused_before_a_program_is_made(flag, tmp_pat
 def test_an_environment_without_a_time_limit_ends(tmp_path, capsys):
     argv = ["tests.envs.bad_envs:Endless", "--seeds", "0", "1", "--eval-every", "120", *QUICK]
     cli.main(["train", *argv, "--preset", "debug", "--run", str(tmp_path / "run")])
-    assert "no time limit: its episodes are cut after 1,000" in capsys.readouterr().out
+    assert "declares no time limit: its episodes are cut after 1,000" in capsys.readouterr().out
     lengths = {row["episode_length"] for row in read_csv(tmp_path / "run" / "eval.csv")}
     assert lengths == {1000}

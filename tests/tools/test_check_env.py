@@ -113,7 +113,7 @@ def test_a_task_that_ignores_its_seed() -> None:
     assert of(found, "seeds").startswith("problem: one seed and the same actions gave different")
     assert kinds(found).count("problem") == 1
     assert "effects not tested" in of(found, "actions")
-    assert "has no time limit: its episodes are cut after 1,000" in of(found, "episodes")
+    assert "declares no time limit: its episodes are cut after 1,000" in of(found, "episodes")
 
 
 def test_a_task_that_cannot_be_made_is_explained() -> None:
