@@ -60,8 +60,8 @@ class Agent:
     """(lane, acting, obs [..., O], action [..., A]): the discounted return that the critics expect;
     an evaluation compares it with what its episodes return."""
     prediction_error: Callable[[Lane, Acting, jax.Array, jax.Array], jax.Array] | None = None
-    """(lane, acting, obs [N, H+1, O], action [N, H, A]): how far the model's H-step predictions are
-    from what was observed, summed over the steps and averaged over N segments: a number."""
+    """(lane, acting, obs [N, H+1, O], action [N, H, A]): how far the model's predictions are from
+    what was observed, summed over the H steps of a `segment` and averaged over N: a number."""
     plays: tuple[Literal["agent", "policy"], ...] = ("agent",)
     """What an evaluation plays: `act`, `act_policy`, or both; the first is recorded as `return`."""
     memory: Callable[[Config, int], Memory] = _nothing

@@ -58,7 +58,7 @@ def states_of(grid: Grid) -> np.ndarray:
 def make_survey(program: Program, grids: Mapping[int, Grid]) -> Survey:
     """The states and segments that a program's agents are asked about, for the lanes in `grids`."""
     config, lanes = program.config, len(program.setups)
-    horizon, repeat = config.plan.horizon, config.action_repeat
+    horizon, repeat = program.agent.segment(config), config.action_repeat
     found = {lane: states_of(grid) for lane, grid in grids.items()}
     count = max(x.shape[1] for x in found.values())
     states = np.zeros((lanes, len(velocities()), count, program.obs_size), np.float32)

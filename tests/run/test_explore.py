@@ -137,6 +137,7 @@ def test_maps_average_a_value_over_velocities(monkeypatch) -> None:
             10 * obs[..., 0] + obs[..., 1] + obs[..., 2] ** 2 + obs[..., 2] + action.sum(-1)
         ),
         prediction_error=lambda lane, acting, obs, action: (obs[:, 1:, :2] * action).sum(),
+        segment=lambda config: 2,  # it does not plan: plan.horizon means nothing
     )
     monkeypatch.setitem(AGENTS, "by-hand", agent)
     lanes = ["maze/umaze", "maze/medium", "--preset", "debug", "--quiet"]
@@ -151,7 +152,7 @@ def test_maps_average_a_value_over_velocities(monkeypatch) -> None:
         assert np.array_equal(grid.cell_of(places), np.repeat(np.arange(grid.count), 16))
         wanted = 10 * places[:, 0] + places[:, 1] + 2
         np.testing.assert_allclose(values[lane, : len(places)], wanted, rtol=1e-4, atol=1e-4)
-        data = make_test_set(grid.name, 1600, 3, 0, 2)
+        data = make_test_set(grid.name, 1600, 2, 0, 2)
         wanted = (data["obs"][:, 1:, :2] * data["action"]).sum(dtype=np.float64)
         np.testing.assert_allclose(errors[lane], wanted, rtol=1e-3)
     # The corner place of the first cell, whose centre is (0.8, 0.8).
