@@ -1,10 +1,12 @@
-"""The names in docs/algorithm.md are those of the package.
+"""The names in docs/algorithm.md are those of the package, and so are the package's names and files
+in docs/design.md and docs/extend.md, which also name all fields of the contracts.
 
-Whatever stands there in backticks with a dot in it, or as a call, is one of three things: an
-attribute of the package, `ace.x.y`; a setting, `section.field`, perhaps with `=value`, after which
-`.other` is a neighbour in the same section; or one of `OTHERS`.
+Whatever stands in docs/algorithm.md in backticks with a dot in it, or as a call, is one of three
+things: an attribute of the package, `ace.x.y`; a setting, `section.field`, perhaps with `=value`,
+after which `.other` is a neighbour in the same section; or one of `OTHERS`.
 """
 
+import dataclasses
 import importlib
 import re
 from pathlib import Path
@@ -12,9 +14,13 @@ from typing import Any
 
 import pytest
 
+from ace.agents import Agent
+from ace.planners import Planner
 from ace.settings.config import Config, flatten, literals
 
-TEXT = (Path(__file__).parents[2] / "docs" / "algorithm.md").read_text()
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "algorithm.md").read_text()
+OTHER_TEXTS = {name: (ROOT / "docs" / name).read_text() for name in ("design.md", "extend.md")}
 OTHERS = {
     "jnp.where(first, 0, ...)": "code of JAX",
     'name.startswith("humanoid")': "code of Python",
@@ -63,6 +69,23 @@ def resolve(name: str) -> Any:
     for part in rest:
         found = getattr(found, part)
     return found
+
+
+@pytest.mark.parametrize("text", OTHER_TEXTS.values(), ids=OTHER_TEXTS)
+def test_names_and_files_of_the_package_in_other_documents(text: str) -> None:
+    dotted = set(re.findall(r"`(ace(?:\.\w+)+)", text))
+    files = set(re.findall(r"`((?:ace|tests|examples|docs)/[\w/.-]*)`", text))
+    assert len(dotted) > 5 and len(files) > 5
+    for name in dotted:
+        assert resolve(name) is not None
+    assert not [name for name in files if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("text", OTHER_TEXTS.values(), ids=OTHER_TEXTS)
+def test_documents_name_every_field_of_the_contracts(text: str) -> None:
+    said = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", text))))
+    fields = {field.name for field in dataclasses.fields(Agent)} | {*Planner._fields}
+    assert not fields - said
 
 
 def test_there_is_enough_to_check() -> None:
