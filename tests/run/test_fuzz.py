@@ -21,6 +21,7 @@ from ace.run import request, resume
 from ace.run.checkpoint import CheckpointError
 from ace.run.collect import Collector
 from ace.run.loop import Loop, train
+from ace.run.pace import Pace
 from ace.settings.config import ConfigError
 from tests.run.helpers import PAIR, leaves
 
@@ -55,6 +56,7 @@ def saved(tmp_path_factory) -> tuple[Path, resume.Keeper, Collector]:
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Enough):
         patch.setattr(Loop, "step", until)
+        patch.setattr(Pace, "too_long", lambda *_: False)  # no checkpoint before the burst
         train(run)
     program = Program(run.agent, run.setups)
     keeper = resume.Keeper(program, folder, replay_capacity(run.setups))

@@ -8,6 +8,7 @@ import pytest
 
 from ace import cli
 from ace.engine.program import Program
+from ace.run import loop as loops
 from ace.run import request
 from ace.run.evaluate import Evaluator
 from ace.run.loop import Loop, Stopped, train
