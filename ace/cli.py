@@ -21,6 +21,7 @@ USAGE = """usage: ace COMMAND ...
   ace export RUN OUT [--lane 0]
   ace speed [--lanes 1 5 16 48] [--preset default] [--task dmc/quadruped-run] [--json FILE]
   ace bench SUITE [--for 25m] [--dry-run] [--ray auto]     (`ace bench list` shows the suites)
+  ace merge INTO FROM [FROM ...]
   ace report RESULTS [RESULTS ...] [--out report]
   ace compare RESULTS [RESULTS ...]
   ace plot RUN [RUN ...]
@@ -80,6 +81,7 @@ def dispatch(argv: Sequence[str]) -> None:
         "export": export,
         "speed": speed,
         "bench": bench,
+        "merge": merge,
         "report": report,
         "compare": compare,
         "plot": plot,
@@ -146,9 +148,11 @@ def show_help(command: str, argv: Sequence[str]) -> None:
 def bench_args() -> dict[str, Any]:
     """The arguments of the commands that read results; none of them needs JAX."""
     from ace.bench.compare import CompareArgs
+    from ace.bench.merge import MergeArgs
     from ace.bench.report import PlotArgs, ReportArgs
 
-    return {"report": ReportArgs, "compare": CompareArgs, "plot": PlotArgs}
+    commands = {"merge": MergeArgs, "report": ReportArgs}
+    return {**commands, "compare": CompareArgs, "plot": PlotArgs}
 
 
 @contextlib.contextmanager
@@ -290,6 +294,14 @@ def read_results(command: str, argv: Sequence[str]) -> Any:
     from ace.run.flags import parse
 
     return parse(bench_args()[command], argv, f"ace {command}")
+
+
+def merge(argv: Sequence[str]) -> None:
+    """`ace merge`."""
+    args = read_results("merge", argv)
+    from ace.bench import merge as merging
+
+    merging.merge(args)
 
 
 def report(argv: Sequence[str]) -> None:

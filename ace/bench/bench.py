@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ace.bench import suites
 from ace.bench.jobs import Job, finished_lanes, last_env_step, make_config, make_jobs, split
 from ace.bench.rates import Rate, Rates
-from ace.bench.results import ResultError, Table, add_program
+from ace.bench.results import ResultError, Table, add_program, lost_seeds, read_programs
 from ace.run.flags import BenchArgs
 from ace.settings.config import ConfigError
 
@@ -63,6 +63,7 @@ class Plan:
     results: Path
     todo: list[Planned]
     done: list[Job]
+    notes: list[str] = field(default_factory=list)  # on results that are there
     failed: list[Planned] = field(default_factory=list)
     finished: list[Planned] = field(default_factory=list)
 
@@ -132,7 +133,7 @@ def make_plan(args: BenchArgs) -> Plan:
         folder = args.work / suite.name / left.id
         sizes = (config.agent_steps, config.action_repeat, len(job.lanes))
         todo.append(Planned(left, folder, *sizes))
-    return Plan(suite, results, todo, done)
+    return Plan(suite, results, todo, done, lost_seeds(results, read_programs(results)))
 
 
 def estimate(plan: Plan, rates: Rates, hardware: str, limit: float | None = None) -> None:

@@ -57,6 +57,8 @@ def show_plan(plan: Plan, hardware: str, console: Console, limit: float | None) 
         highlight=False,
         soft_wrap=True,
     )
+    for note in plan.notes:
+        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     if not plan.todo:
         return
     grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -143,40 +143,79 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
+class Part(NamedTuple):
+    """What one program adds to the results of a suite."""
+
+    program: Mapping[str, Any] | None  # its description; None: rows that no program describes
+    tables: Mapping[tuple[str, str], Table]  # by (agent, task)
+    place: str = ""  # the folder that it comes from, for messages
+
+    def name(self) -> str:
+        """What a message calls the program."""
+        known = self.program["id"] if self.program else "an unknown program"
+        return known + (f" in {self.place}" if self.place else "")
+
+
 def add_program(
-    folder: Path, description: Mapping[str, Any], tables: Mapping[tuple, Table]
+    folder: Path, description: Mapping[str, Any], tables: Mapping[tuple[str, str], Table]
 ) -> None:
-    """Add the results of a finished program: `tables` by (agent, task). Rows that are there already
-    must have equal numbers; nothing is written if one does not."""
-    name = description["id"]
+    """Add the results of a finished program: `tables` by (agent, task)."""
+    add_parts(folder, [Part(description, tables)])
+
+
+def add_parts(folder: Path, parts: Sequence[Part]) -> None:
+    """Add results of programs. Rows that are there already must have equal numbers; nothing is
+    written if one does not."""
     with locked(folder):
-        merged = {}
-        for (agent, task), table in tables.items():
-            path = task_path(folder, agent, task)
-            old = read_table(path) if path.exists() else {}
-            merged[path] = _merged(old, table, path, name, folder)
+        there = [Part(program, {}) for program in read_programs(folder)]
+        merged: dict[Path, Table] = {}
+        for part in parts:
+            _check_description(part, there, folder)
+            for key, table in part.tables.items():
+                path = task_path(folder, *key)
+                if path not in merged:
+                    merged[path] = read_table(path) if path.exists() else {}
+                merged[path] = _merged(merged[path], table, path, key, part, there)
+            there.append(part)
         (folder / PROGRAMS).mkdir(exist_ok=True)
-        # The description comes first: rows without one would be taken for results of strangers.
-        text = json.dumps(description, indent=1, sort_keys=True) + "\n"
-        write_text(folder / PROGRAMS / f"{name}.json", text)
+        # Descriptions come first: rows without one would be taken for results of strangers.
+        for program in (part.program for part in parts if part.program):
+            text = json.dumps(program, indent=1, sort_keys=True) + "\n"
+            write_text(folder / PROGRAMS / f"{program['id']}.json", text)
         for path, table in merged.items():
             write_table(path, table)
 
 
-def _merged(old: Table, new: Table, path: Path, program: str, folder: Path) -> Table:
+def _lanes(program: Mapping[str, Any]) -> set[tuple[str, str, int]]:
+    return {(lane["agent"], lane["task"], int(lane["seed"])) for lane in program["lanes"]}
+
+
+def _check_description(part: Part, there: Sequence[Part], folder: Path) -> None:
+    """Refuse another program of the same name: one description would replace the other."""
+    for program in (other.program for other in there):
+        same = program and part.program and program["id"] == part.program["id"]
+        if program and part.program and same and _lanes(program) != _lanes(part.program):
+            raise ResultError(
+                f"{folder / PROGRAMS}: {part.name()} has other lanes than the program of that name "
+                "which is there; rename one of the two, the file and its id"
+            )
+
+
+def _merged(
+    old: Table, new: Table, path: Path, key: tuple[str, str], part: Part, there: Sequence[Part]
+) -> Table:
     table = {seed: dict(steps) for seed, steps in old.items()}
     for seed, steps in new.items():
         for env_step, row in steps.items():
-            there = table.setdefault(seed, {}).setdefault(env_step, row)
-            if names := differing(there, row):
-                agent, task = task_of(folder, path)
-                maker = _maker(read_programs(folder), agent, task, seed)
-                first = maker["id"] if maker else "an unknown program"
-                one, other = (x.get(names[0], math.nan) for x in (there, row))
+            known = table.setdefault(seed, {}).setdefault(env_step, row)
+            if names := differing(known, row):
+                makers = [p for p in there if p.program and (*key, seed) in _lanes(p.program)]
+                first = makers[0].name() if makers else "an unknown program"
+                one, other = (x.get(names[0], math.nan) for x in (known, row))
                 raise ResultError(
                     f"{path}: seed {seed} at env step {env_step} has {names[0]} {one} of {first} "
-                    f"and {other} of {program}; keep one of the two programs' results "
-                    f"(descriptions in {folder / PROGRAMS})"
+                    f"and {other} of {part.name()}; keep one of the two programs' results "
+                    f"(descriptions in {PROGRAMS})"
                 )
     return table
 
@@ -187,31 +226,52 @@ def read_programs(folder: Path) -> list[dict[str, Any]]:
     for path in sorted((folder / PROGRAMS).glob("*.json")):
         try:
             description = json.loads(_read(path))
-            for lane in description["lanes"]:
-                _ = str(lane["agent"]), str(lane["task"]), int(lane["seed"])
+            _ = str(description["id"]), _lanes(description)
         except (ValueError, KeyError, TypeError) as error:
             raise ResultError(f"{path} does not describe a program: {error!r}") from error
         found.append(description)
     return found
 
 
-def _maker(programs: Sequence[dict], agent: str, task: str, seed: int) -> dict[str, Any] | None:
-    wanted = (agent, task, seed)
+def read_parts(folder: Path) -> list[Part]:
+    """All results below a suite's folder, program by program, for `add_parts` of another."""
+    programs = {program["id"]: program for program in read_programs(folder)}
+    makers = {lane: name for name, program in programs.items() for lane in _lanes(program)}
+    found: dict[str, dict[tuple[str, str], Table]] = {name: {} for name in programs}
+    for path in sorted(folder.glob("*/**/*.csv")):
+        key = task_of(folder, path)
+        for seed, steps in read_table(path).items():
+            tables = found.setdefault(makers.get((*key, seed), ""), {})
+            tables.setdefault(key, {})[seed] = steps
+    return [Part(programs.get(name), tables, str(folder)) for name, tables in found.items()]
+
+
+def lost_seeds(folder: Path, programs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Notes on seeds that a program's description names and the suite's CSV files lack."""
+    there: dict[Path, Table] = {}
+    lost: dict[tuple[Path, str], list[int]] = {}
     for program in programs:
-        if any((x["agent"], x["task"], int(x["seed"])) == wanted for x in program["lanes"]):
-            return program
-    return None
+        for agent, task, seed in sorted(_lanes(program)):
+            path = task_path(folder, agent, task)
+            if path not in there:
+                there[path] = read_table(path) if path.exists() else {}
+            if seed not in there[path]:
+                lost.setdefault((path, program["id"]), []).append(seed)
+    return [
+        f"{path} lacks seed {', '.join(map(str, seeds))} of program {name}: overwritten or "
+        "deleted; `ace merge` adds them from a copy, `ace bench` makes them again"
+        for (path, name), seeds in lost.items()
+    ]
 
 
-def read_suite(folder: Path) -> list[Method]:
-    """All results below a suite's folder, one `Method` per agent."""
+def read_suite(folder: Path, notes: list[str] | None = None) -> list[Method]:
+    """All results below a suite's folder, one `Method` per agent; notes say what is lost."""
     if not folder.is_dir():
         raise ResultError(f"{folder} is not a folder; give a folder such as results/smoke")
-    makers = {
-        (lane["agent"], lane["task"], int(lane["seed"])): program
-        for program in read_programs(folder)
-        for lane in program["lanes"]
-    }
+    programs = read_programs(folder)
+    makers = {lane: program for program in programs for lane in _lanes(program)}
+    if notes is not None:
+        notes += lost_seeds(folder, programs)
     methods: dict[str, Method] = {}
     for path in sorted(folder.glob("*/**/*.csv")):
         agent, task = task_of(folder, path)

@@ -109,15 +109,15 @@ def read_folder(path: Path, notes: list[str]) -> list[tuple[Path, Method]]:
     if (path / "eval.csv").exists():
         return [(path.parent, method) for method in read_run(path, notes)]
     if (path / PROGRAMS).is_dir():
-        return [(path, method) for method in read_suite(path)]
+        return [(path, method) for method in read_suite(path, notes)]
     if (path.parent / PROGRAMS).is_dir():
-        chosen = [m for m in read_suite(path.parent) if m.agent == path.name]
+        chosen = [m for m in read_suite(path.parent, notes) if m.agent == path.name]
         if not chosen:
             raise ResultError(f"{path} has no results (TASK.csv); `ace bench` makes them")
         return [(path.parent, method) for method in chosen]
     if suites := sorted(p.parent.name for p in path.glob(f"*/{PROGRAMS}")):
         raise ResultError(f"{path} holds several suites; name those you want: {', '.join(suites)}")
-    return [(path, method) for method in read_suite(path)]
+    return [(path, method) for method in read_suite(path, notes)]
 
 
 def _names(keys: Sequence[tuple[Path, str]]) -> list[str]:

@@ -4,6 +4,7 @@ left alone it runs in this process, and only its jobs in others: importing it ta
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -172,3 +173,13 @@ def test_results_of_other_settings_are_not_counted(whole, tmp_path, bench) -> No
         path.write_text(changed)
     assert status == 1 and "was made with other settings" in text
     assert "seed_steps (7 there, 40 now)" in text
+
+
+def test_seeds_that_their_file_lacks_are_noted_and_planned_again(whole, tmp_path, bench) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(whole / "results", results)
+    path = results / "mine/monkey/probe/point.csv"
+    path.write_text("".join(line for line in path.open() if not line.startswith("1,")))
+    status, text = bench(tmp_path, "--dry-run")
+    assert status == 0 and "point.csv lacks seed 1 of program monkey-" in text
+    assert "7 of 8 curves are in" in text
