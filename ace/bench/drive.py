@@ -3,7 +3,7 @@ results, and goes on when one fails."""
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -11,13 +11,27 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as Grid
 
-from ace.bench.bench import MARGIN, POLL_SECONDS, SAVE_SECONDS, Plan, Planned, Running, collect
+from ace.bench.bench import collect
+from ace.bench.mirror import newest
+from ace.bench.plan import MARGIN, SAVE_SECONDS, Plan, Planned
 from ace.bench.rates import Rates, bytes_needed
 from ace.bench.worker import STOPPED
 from ace.run.signals import Signals
 
+POLL_SECONDS = 0.2
 PLAIN_SECONDS = 60.0  # between two lines about running jobs, where there is no terminal
 KILL_SECONDS = 60.0  # for a job to save after it was asked to stop
+
+
+class Running(Protocol):
+    """A job in progress."""
+
+    def poll(self) -> int | None: ...
+    def env_step(self) -> int: ...
+    def stop(self) -> None: ...
+    def kill(self) -> None: ...
+    def log(self) -> str: ...
+
 
 Start = Callable[[Planned, Any], Running]
 
@@ -46,12 +60,9 @@ def describe(planned: Planned) -> str:
 def show_plan(plan: Plan, hardware: str, console: Console, limit: float | None) -> None:
     """A table of what is to do."""
     lanes = sum(len(p.job.lanes) for p in plan.todo)
-    done = sum(len(job.lanes) for job in plan.done) + sum(
-        p.whole - len(p.job.lanes) for p in plan.todo
-    )
     console.print(
         f"suite {plan.suite.name}, {plan.suite.env_steps:,} env steps: "
-        f"{done} of {lanes + done} curves are in {plan.results}; "
+        f"{plan.done} of {lanes + plan.done} curves are in {plan.results}; "
         f"{len(plan.todo)} program(s) to run on {hardware}",
         markup=False,
         highlight=False,
@@ -194,10 +205,10 @@ class Drive:
         if status == 0:
             self.collect(planned)
         elif planned.asked:
-            at = planned.running.env_step()
             self.pending.append(planned)
-            planned.made = at // planned.repeat
+            planned.made = max(newest(planned.folder), 0)  # what a killed one has recorded is lost
             planned.expected = self.rates.seconds(planned.job, self.hardware, planned.made)
+            at = planned.made * planned.repeat
             self.board.say(f"saved {planned.job.id} at env step {at:,}; the same command goes on")
         else:
             how = "was stopped" if status == STOPPED else f"ended with status {status}"

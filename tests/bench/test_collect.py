@@ -10,6 +10,7 @@ import pytest
 
 from ace.bench import bench, mirror
 from ace.bench.jobs import Job, LaneSpec
+from ace.bench.plan import Planned
 from ace.bench.results import ResultError, read_table
 
 LANES = (LaneSpec("ace", "maze/umaze", 0), LaneSpec("blind", "maze/umaze", 0))
@@ -23,7 +24,7 @@ ROWS = ("0,0,maze/umaze,200,0.25,0.5,1.5,1.5", "1,0,maze/umaze,200,0.125,0.25,,"
 ROWS += ("0,0,maze/umaze,400,0.75,0.625,0.5,2.0", "1,0,maze/umaze,400,0.375,0.5,,")
 
 
-def make_job(folder: Path, explored: Sequence[str] | None = ROWS) -> bench.Planned:
+def make_job(folder: Path, explored: Sequence[str] | None = ROWS) -> Planned:
     """A job that has ended, with these rows in its exploration.csv."""
     (folder / "run").mkdir(parents=True)
     lines = [EVAL]
@@ -36,7 +37,7 @@ def make_job(folder: Path, explored: Sequence[str] | None = ROWS) -> bench.Plann
         (folder / "run" / "exploration.csv").write_text("\n".join((EXPLORED, *explored)) + "\n")
     made = {"config": {}, "settings": [{}] * len(LANES), "versions": {"device": "cpu"}}
     (folder / "done.json").write_text(json.dumps(made))
-    return bench.Planned(JOB, folder, 400, 1, len(LANES))
+    return Planned(JOB, folder, 400, 1, len(LANES))
 
 
 def numbers(results: Path, agent: str, task: str, step: int) -> dict[str, float]:
@@ -94,5 +95,5 @@ def test_results_of_a_maze_are_complete_after_a_copy_from_another_machine(tmp_pa
         data = mirror.read_part(tmp_path / "node" / "snapshot" / entry.name, 0)
         mirror.write_part(here / mirror.INCOMING / entry.name, 0, data)
     mirror.put_in_place(here, entries)
-    bench.collect(bench.Planned(JOB, here, 400, 1, len(LANES)), tmp_path / "results", "ace bench")
+    bench.collect(Planned(JOB, here, 400, 1, len(LANES)), tmp_path / "results", "ace bench")
     assert numbers(tmp_path / "results", "ace", "maze/umaze", 400)["cumulative_error"] == 2.0

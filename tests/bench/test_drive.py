@@ -2,6 +2,7 @@
 signals."""
 
 import io
+import json
 import os
 import signal
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ace.bench import bench, drive
+from ace.bench import bench, drive, plan
 from ace.bench.jobs import Job, LaneSpec
 from ace.bench.rates import Rate, Rates
 from ace.bench.suites import Suite
@@ -55,33 +56,32 @@ class Scene:
 
     def __init__(self, folder: Path, monkeypatch, lanes: list[int], slots: int = 1, **how: Any):
         monkeypatch.setattr(drive, "POLL_SECONDS", 0.0)
-        monkeypatch.setattr(bench, "make_config", lambda *a: None)
         monkeypatch.setattr("ace.bench.rates.agent_steps", lambda job: STEPS)
         self.folder, self.started, self.jobs = folder, [], how.get("jobs", {})
         suite = Suite("mine", "", ("probe/point",), (), (0,), STEPS, "debug", 9, ())
         self.planned = [self.one(i, count) for i, count in enumerate(lanes)]
-        self.plan = bench.Plan(suite, folder / "results", list(self.planned), [])
+        self.plan = plan.Plan(suite, folder / "results", list(self.planned))
         self.rates = Rates(folder / "results" / "mine", folder / "rates.json")
         for rate in how.get("rates", ()):
             self.rates.known.append(Rate("cpu", "ace", "debug", *rate))
-        bench.estimate(self.plan, self.rates, "cpu", how.get("cut"))
+        plan.estimate(self.plan, self.rates, "cpu", how.get("cut"))
         monkeypatch.setattr(drive, "collect", self.collect)
         self.text = io.StringIO()
         board = drive.Board(Console(file=self.text, width=200), quiet=False)
         given = (board, "ace bench mine", "cpu", how.get("limit"))
         self.drive = drive.Drive(self.plan, self.start, range(slots), self.rates, *given)
 
-    def one(self, index: int, count: int) -> bench.Planned:
+    def one(self, index: int, count: int) -> plan.Planned:
         lanes = tuple(LaneSpec("ace", f"probe/{index}", seed) for seed in range(count))
         job = Job("mine", "ace", "debug", STEPS, (), {"ace": {}}, lanes)
-        return bench.Planned(job, self.folder / str(index), STEPS, 1, count)
+        return plan.Planned(job, self.folder / job.id, STEPS, 1, count)
 
-    def start(self, planned: bench.Planned, slot: Any) -> Pretend:
-        index = int(planned.folder.name)
+    def start(self, planned: plan.Planned, slot: Any) -> Pretend:
+        index = int(planned.job.lanes[0].task.rpartition("/")[2])
         self.started.append(index)
         return self.jobs.get(index, Pretend())
 
-    def collect(self, planned: bench.Planned, *_: Any) -> Rate:
+    def collect(self, planned: plan.Planned, *_: Any) -> Rate:
         return Rate("cpu", "ace", "debug", len(planned.job.lanes), 100.0)
 
 
@@ -127,7 +127,7 @@ def test_as_many_jobs_run_at_once_as_there_are_devices(tmp_path, monkeypatch) ->
     scene = Scene(tmp_path, monkeypatch, [1, 2, 3, 4], slots=2)
     watch = scene.drive.watch
 
-    def watched(planned: bench.Planned, stopping: bool) -> None:
+    def watched(planned: plan.Planned, stopping: bool) -> None:
         most.append(len(scene.drive.running))
         watch(planned, stopping)
 
@@ -154,7 +154,7 @@ def test_a_job_that_somebody_stopped_counts_as_failed(tmp_path, monkeypatch) -> 
 def test_results_that_cannot_be_used_fail_one_job_only(tmp_path, monkeypatch) -> None:
     scene = Scene(tmp_path, monkeypatch, [1, 2])
 
-    def broken(planned: bench.Planned, *_: Any) -> Rate:
+    def broken(planned: plan.Planned, *_: Any) -> Rate:
         if planned is scene.planned[0]:
             raise ValueError("two results")
         return scene.collect(planned)
@@ -230,7 +230,7 @@ def test_other_times_are_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b", "1/0", "-1/2"])
 def test_wrong_shards_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="as in 1/4"):
-        bench.read_shard(text)
+        plan.read_shard(text)
 
 
 @pytest.mark.parametrize(
@@ -247,17 +247,54 @@ def test_jobs_that_a_limit_would_never_let_finish_are_cut(limit, lanes, tmp_path
     how = {"rates": [(1, 30.0), (6, 30.0)], "cut": limit}
     scene = Scene(tmp_path, monkeypatch, [6], **how)
     assert [len(p.job.lanes) for p in scene.plan.todo] == lanes
-    assert sum(p.whole for p in scene.plan.todo) == 6
+    assert {p.packed for p in scene.plan.todo} == {6}
     seeds = sorted(lane.seed for p in scene.plan.todo for lane in p.job.lanes)
     assert seeds == list(range(6))
     assert len({p.folder for p in scene.plan.todo}) == len(lanes)
 
 
-def test_a_job_that_an_earlier_call_cut_goes_on_in_its_parts(tmp_path, monkeypatch):
-    how = {"rates": [(1, 30.0), (6, 30.0)], "cut": 100.0}
-    begun = Scene(tmp_path, monkeypatch, [6], **how).plan.todo[2].folder
-    monkeypatch.setattr("ace.bench.local.env_step", lambda folder: 500 * (folder == begun))
-    how["rates"] = [(1, 60.0), (6, 60.0)]  # now two lanes would fit
+def begin(part: plan.Planned, agent_step: int) -> None:
+    """Leave a checkpoint of a job, as a call that was interrupted does."""
+    (part.folder / "run" / "checkpoints" / str(agent_step)).mkdir(parents=True)
+    (part.folder / "job.json").write_text(json.dumps(part.job.to_json()))
+
+
+@pytest.mark.parametrize(
+    "limit, others",
+    [
+        (100.0, [3, 2]),  # twice as fast as when it was cut: now three lanes fit
+        (None, [5]),
+        (10_000.0, [5]),
+    ],
+)
+def test_parts_that_an_earlier_call_has_begun_go_on(limit, others, tmp_path, monkeypatch) -> None:
+    how: dict[str, Any] = {"rates": [(1, 30.0), (6, 30.0)], "cut": 100.0}
+    begun = Scene(tmp_path, monkeypatch, [6], **how).plan.todo[2]
+    begin(begun, 500)
+    how = {"rates": [(1, 60.0), (6, 60.0)], "cut": limit}
     scene = Scene(tmp_path, monkeypatch, [6], **how)
-    assert [len(p.job.lanes) for p in scene.plan.todo] == [1] * 6
-    assert (scene.plan.todo[0].folder, scene.plan.todo[0].made) == (begun, 500)
+    first, *rest = scene.plan.todo
+    assert (first.folder, first.made, len(first.job.lanes)) == (begun.folder, 500, 1)
+    assert sorted((len(p.job.lanes) for p in rest), reverse=True) == others
+    lanes = [lane for p in scene.plan.todo for lane in p.job.lanes]
+    assert len(lanes) == len(set(lanes)) == 6
+
+
+def test_parts_that_share_a_lane_are_not_both_continued(tmp_path, monkeypatch) -> None:
+    whole = Scene(tmp_path, monkeypatch, [4]).planned[0]
+    lanes = whole.job.lanes
+    for chosen, agent_step in ((lanes[:3], 100), (lanes[2:], 200), (lanes[:1], 250)):
+        begin(whole.part(chosen), agent_step)
+    found = Scene(tmp_path, monkeypatch, [4]).plan.todo
+    made = {p.job.lanes: p.made for p in found}
+    assert made == {lanes[2:]: 200, lanes[:1]: 250, lanes[1:2]: 0}  # 400 lane-steps come first
+
+
+def test_progress_is_that_of_the_newest_checkpoint(tmp_path, monkeypatch) -> None:
+    """Rows without one, as after results were moved away, are made again."""
+    folder = Scene(tmp_path, monkeypatch, [1]).planned[0].folder
+    (folder / "run").mkdir(parents=True)
+    (folder / "run" / "train.csv").write_text("lane,env_step\n0,900\n")
+    assert Scene(tmp_path, monkeypatch, [1]).plan.todo[0].made == 0
+    (folder / "run" / "checkpoints" / "400").mkdir(parents=True)
+    assert Scene(tmp_path, monkeypatch, [1]).plan.todo[0].made == 400

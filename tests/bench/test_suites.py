@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console
 
 from ace.bench import suites
-from ace.bench.bench import Planned, collect, describe_lanes, estimate, make_plan
+from ace.bench.bench import collect, describe_lanes
 from ace.bench.drive import show_plan
 from ace.bench.jobs import Job, LaneSpec, entry_agent, finished_lanes, make_jobs, make_run
+from ace.bench.plan import Planned, estimate, make_plan
 from ace.bench.rates import Rates
 from ace.bench.results import ResultError, add_program, read_programs
 from ace.bench.scores import read
