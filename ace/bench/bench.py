@@ -11,7 +11,7 @@ from typing import Any
 
 from ace.bench import suites
 from ace.bench.jobs import Job, last_env_step, make_config
-from ace.bench.plan import Planned, clean_up, estimate, make_plan
+from ace.bench.plan import Plan, Planned, clean_up, estimate, make_plan, to_start
 from ace.bench.rates import Rate, Rates
 from ace.bench.results import ResultError, Table, add_program
 from ace.run.flags import BenchArgs
@@ -123,45 +123,58 @@ def bench(args: BenchArgs, argv: Sequence[str]) -> int:
     from rich.console import Console
 
     from ace.bench import drive
+
+    read_limit(args.limit)
+    board = drive.Board(Console(), args.quiet and not args.dry_run)
+    plan = make_plan(args)
+    if not args.ray or args.dry_run or not plan.todo:
+        return carry_out(args, argv, plan, board)
+    from ace.bench.cluster import Cluster
+
+    cluster = Cluster(args.ray, plan.suite)
+    cluster.tell = board.say
+    try:
+        return carry_out(args, argv, plan, board, cluster)
+    finally:
+        cluster.close()
+
+
+def carry_out(
+    args: BenchArgs, argv: Sequence[str], plan: Plan, board: Any, cluster: Any = None
+) -> int:
+    """Show a plan and do what fits the time, on a cluster or on this machine's devices."""
+    from ace.bench import drive
     from ace.bench.local import LocalJob, find_devices
 
-    limit, console = read_limit(args.limit), Console()
-    plan = make_plan(args)
-    cluster = None
-    if args.ray and not args.dry_run and plan.todo:
-        from ace.bench.cluster import Cluster
-
-        cluster = Cluster(args.ray, plan.suite)
+    limit = read_limit(args.limit)
+    if cluster:
         slots = cluster.slots(len(plan.todo), waiting=limit is None)
-        hardware = cluster.hardware
+        hardware, shown = cluster.hardware, cluster.about()
     else:
         slots = find_devices()
         hardware = slots[0].kind
+        shown = f"{len(slots)} x {hardware}" if len(slots) > 1 else hardware
     rates = Rates(plan.results, args.work / "rates.json")
     estimate(plan, rates, hardware, limit)
-    if not args.quiet or args.dry_run:
-        shown = f"{len(slots)} x {hardware}" if len(slots) > 1 else hardware
-        shown = cluster.about() if cluster else shown
-        drive.show_plan(plan, shown, console, limit)
-    if args.dry_run or not plan.todo:
-        return 0
+    starting = list(to_start(plan.todo, len(slots), limit))
+    drive.show_plan(plan, shown, board, starting)
+    stuck = bool(plan.todo) and not starting
+    if stuck:
+        board.say(drive.why_nothing_starts(plan, args.limit), always=True)
+    if args.dry_run or not starting:
+        return int(stuck and not args.dry_run)
 
     def start(planned: Planned, slot: Any) -> drive.Running:
         if cluster:
             return cluster.start(planned.job, planned.folder, args.save_minutes)
         return LocalJob(planned.job, planned.folder, args.save_minutes, slot)
 
-    board = drive.Board(console, args.quiet)
-    if cluster:
-        cluster.tell = board.say
     work = drive.Drive(plan, start, slots, rates, board, command_line(argv), hardware, limit)
     try:
         signum = work.run()
     finally:
         for planned in work.running:
             planned.running.kill()
-        if cluster:
-            cluster.close()
     board.say(drive.summary(work), always=True)
     return 128 + signum if signum else int(bool(plan.failed))
 

@@ -1,6 +1,7 @@
 """The loop of `ace bench`: starts jobs where there is room and time, watches them, collects their
 results, and goes on when one fails."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from rich.table import Table as Grid
 
 from ace.bench.bench import collect
 from ace.bench.mirror import newest
-from ace.bench.plan import MARGIN, SAVE_SECONDS, Plan, Planned
+from ace.bench.plan import SAVE_SECONDS, Plan, Planned, fits, time_for_jobs
 from ace.bench.rates import Rates, bytes_needed
 from ace.bench.worker import STOPPED
 from ace.run.signals import Signals
@@ -57,36 +58,48 @@ def describe(planned: Planned) -> str:
     return f"{who} on {shown}"
 
 
-def show_plan(plan: Plan, hardware: str, console: Console, limit: float | None) -> None:
-    """A table of what is to do."""
+def show_plan(plan: Plan, hardware: str, board: "Board", starting: Sequence[Planned]) -> None:
+    """A table of what is to do, and which jobs are `starting`."""
     lanes = sum(len(p.job.lanes) for p in plan.todo)
-    console.print(
+    board.say(
         f"suite {plan.suite.name}, {plan.suite.env_steps:,} env steps: "
         f"{plan.done} of {lanes + plan.done} curves are in {plan.results}; "
-        f"{len(plan.todo)} program(s) to run on {hardware}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"{len(plan.todo)} program(s) to run on {hardware}"
     )
     for note in plan.notes:
-        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-    if not plan.todo:
+        board.say(f"note: {note}")
+    if not plan.todo or board.quiet:
         return
     grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("program", "what", "lanes", "state", "memory", "expected"):
         left = name in ("program", "what")
         how: Any = {"no_wrap": name != "what", "overflow": "fold"}
         grid.add_column(name, justify="left" if left else "right", **how)
-    spent = 0.0
+    ids = {p.job.id for p in starting}
     for p in plan.todo:
         state = f"at {p.made * p.repeat:,}" if p.made else "new"
-        if limit is not None and p.expected is not None:
-            spent += p.expected * MARGIN
-            state += ", too long" if spent > limit else ""
+        state += "" if p.job.id in ids else ", later"
+        state += f", part of {p.packed}" if p.is_part else ""
         size = f"{bytes_needed(p.job) / 2**30:.1f} GiB"
         row = (p.job.id, escape(describe(p)), str(len(p.job.lanes)), state, size)
         grid.add_row(*row, duration(p.expected))
-    console.print(grid)
+    board.console.print(grid)
+    if parts := sum(p.is_part for p in plan.todo):
+        board.say(
+            f"note: {parts} program(s) have fewer lanes than the suite packs together: the rest is "
+            "done, or they were cut for the time. Their numbers differ by rounding from those of "
+            "the whole program"
+        )
+
+
+def why_nothing_starts(plan: Plan, limit: str) -> str:
+    """What a limit lacks, if no job fits it."""
+    least = min(plan.todo, key=lambda p: p.needed)
+    return (
+        f"nothing starts: the shortest program, {least.job.id}, is expected to take "
+        f"{duration(least.expected)}, and with a tenth more and {SAVE_SECONDS:.0f} s to save it "
+        f"needs --for {math.ceil(least.needed + SAVE_SECONDS)}s; --for is {limit}"
+    )
 
 
 class Board:
@@ -166,17 +179,14 @@ class Drive:
 
     def left(self) -> float:
         """Seconds until jobs must save."""
-        if self.deadline is None:
-            return float("inf")
-        return self.deadline - SAVE_SECONDS - time.monotonic()
+        return time_for_jobs(None if self.deadline is None else self.deadline - time.monotonic())
 
     def start_jobs(self) -> None:
         """Start the next jobs that fit the devices and the time."""
         for planned in list(self.pending):
             if not self.free:
                 return
-            needed = planned.expected * MARGIN if planned.expected is not None else 0.0
-            if needed > self.left() or self.left() <= 0:
+            if not fits(planned, self.left()):
                 continue
             place = self.free.pop(0)
             self.pending.remove(planned)

@@ -48,6 +48,11 @@ class Planned:
         """Seconds that must be left for the job to start; 0 if nobody knows how long it takes."""
         return (self.expected or 0.0) * MARGIN
 
+    @property
+    def is_part(self) -> bool:
+        """Whether the suite packs more lanes together than the job has."""
+        return len(self.job.lanes) < self.packed
+
     def part(self, lanes: Sequence[LaneSpec]) -> "Planned":
         """A job of some of the lanes, with a folder of its own."""
         job = self.job.part(lanes)

@@ -147,6 +147,33 @@ def test_parts_together_are_the_whole(whole, tmp_path, bench) -> None:
     assert tables(tmp_path) == tables(whole)
 
 
+def test_three_calls_with_a_limit_give_the_results_of_one(
+    whole, tmp_path, bench, monkeypatch
+) -> None:
+    """The first two are over when the first program passes an env step; nothing is cut."""
+    over: set[int] = set()
+    for call, last in enumerate((200, 400, 10**9)):
+
+        def left(self, call=call, last=last) -> float:
+            at = [planned.running.env_step() for planned in self.running if planned.running]
+            over.update([call] if at and max(at) >= last else [])
+            return 0.0 if call in over else 500.0
+
+        monkeypatch.setattr("ace.bench.drive.Drive.left", left)
+        status, text = bench(tmp_path, "--for", "10m")
+        assert status == 0 and "fewer lanes" not in text, text
+    assert tables(tmp_path) == tables(whole)
+
+
+def test_a_limit_that_nothing_fits_is_an_error(whole, tmp_path, bench) -> None:
+    """The whole suite's rates are known, and no program starts in ten seconds."""
+    shutil.copytree(whole / "runs", tmp_path / "runs")
+    status, text = bench(tmp_path, "--for", "30s", "--quiet")
+    assert status == 1 and "nothing starts: the shortest program, monkey-" in text
+    status, text = bench(tmp_path, "--for", "30s", "--dry-run")
+    assert status == 0 and "nothing starts" in text and text.count("new, later") == 2
+
+
 def test_a_failing_program_is_named_at_the_end_with_a_status(tmp_path, whole, bench) -> None:
     """One of the two programs meets a folder that it cannot write."""
     names = sorted(p.name for p in (whole / "runs/bench/mine").iterdir() if p.is_dir())
@@ -183,3 +210,4 @@ def test_seeds_that_their_file_lacks_are_noted_and_planned_again(whole, tmp_path
     status, text = bench(tmp_path, "--dry-run")
     assert status == 0 and "point.csv lacks seed 1 of program monkey-" in text
     assert "7 of 8 curves are in" in text
+    assert "new, part of 4" in text and "1 program(s) have fewer lanes than the suite" in text

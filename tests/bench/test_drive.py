@@ -51,6 +51,30 @@ class Pretend:
         return "one line\nthe last line"
 
 
+class Clock:
+    """A time that passes only when the loop waits."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(drive.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(drive.time, "sleep", self.wait)
+
+    def wait(self, seconds: float) -> None:
+        self.now += 1.0
+
+
+class Timed(Pretend):
+    """A job that takes some seconds of a clock."""
+
+    def __init__(self, clock: Clock, seconds: float):
+        super().__init__()
+        self.clock, self.seconds, self.ends = clock, seconds, None
+
+    def poll(self) -> int | None:
+        self.ends = self.clock.now + self.seconds if self.ends is None else self.ends
+        return 0 if self.clock.now >= self.ends else None
+
+
 class Scene:
     """A plan of jobs with given lanes, and what was started when."""
 
@@ -173,6 +197,38 @@ def test_only_what_fits_the_time_is_started_and_the_rest_is_listed(tmp_path, mon
     assert scene.started == [1]  # 55 s and a tenth more do not fit into 75 less 20 for saving
     left = drive.summary(scene.drive)
     assert f"left: {scene.planned[0].job.id}" in left and "expected 55 s" in left
+
+
+@pytest.mark.parametrize(
+    "slots, limit, count",
+    [
+        (1, None, 4),
+        (1, 47.4, 0),  # 15 s and 10 s, a tenth more, and 20 s to save: 47.5 s
+        (1, 47.6, 1),
+        (2, 47.6, 2),
+        (1, 75.0, 2),  # 25 s later, and up to 2 s until it is noticed, 47.5 s more
+        (2, 75.0, 4),
+    ],
+)
+def test_the_plan_names_the_jobs_that_will_start(slots, limit, count, tmp_path, monkeypatch):
+    how: dict[str, Any] = {"rates": [(1, 100.0)], "cut": limit, "limit": limit, "slots": slots}
+    clock = Clock(monkeypatch)
+    jobs = {index: Timed(clock, 25.0) for index in range(4)}
+    scene = Scene(tmp_path, monkeypatch, [1] * 4, jobs=jobs, **how)
+    starting = list(plan.to_start(scene.plan.todo, slots, limit))
+    assert len(starting) == count
+    monkeypatch.setattr("ace.bench.drive.bytes_needed", lambda job: 0)
+    drive.show_plan(scene.plan, "cpu", scene.drive.board, starting)
+    assert scene.text.getvalue().count("later") == 4 - count
+    scene.drive.run()
+    assert len(scene.started) == count
+
+
+def test_a_limit_that_nothing_fits_says_how_long_it_must_be(tmp_path, monkeypatch) -> None:
+    scene = Scene(tmp_path, monkeypatch, [2, 1], rates=[(1, 100.0), (2, 100.0)], limit=47.0)
+    said = drive.why_nothing_starts(scene.plan, "47s")
+    assert scene.planned[1].job.id in said and "needs --for 48s; --for is 47s" in said
+    assert "expected to take 25 s" in said
 
 
 def test_at_the_end_of_the_time_jobs_save_and_are_listed(tmp_path, monkeypatch) -> None:

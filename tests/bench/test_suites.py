@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ace.bench import suites
 from ace.bench.bench import collect, describe_lanes
-from ace.bench.drive import show_plan
+from ace.bench.drive import Board, show_plan
 from ace.bench.jobs import Job, LaneSpec, entry_agent, finished_lanes, make_jobs, make_run
 from ace.bench.plan import Planned, estimate, make_plan
 from ace.bench.rates import Rates
@@ -168,7 +168,7 @@ def test_the_plan_of_a_suite_can_be_shown(name: str, count: int, tmp_path) -> No
     plan = make_plan(BenchArgs(name, results=tmp_path, work=tmp_path))
     estimate(plan, Rates(tmp_path / name, tmp_path / "rates.json"), "NVIDIA H200")
     with io.StringIO() as text:
-        show_plan(plan, "NVIDIA H200", Console(file=text, width=200), None)
+        show_plan(plan, "NVIDIA H200", Board(Console(file=text, width=200), False), plan.todo)
         shown = text.getvalue()
     assert f"{count} program(s) to run" in shown and "unknown" not in shown
     assert ("oracle (TASK-dense)" in shown) == (name == "adroit-sparse")
