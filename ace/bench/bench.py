@@ -4,7 +4,6 @@ what they find to the results."""
 import json
 import math
 import shlex
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from ace.bench import suites
 from ace.bench.jobs import Job, last_env_step, make_config
 from ace.bench.plan import Plan, Planned, clean_up, estimate, make_plan, to_start
-from ace.bench.rates import Rate, Rates
+from ace.bench.rates import Rate, Rates, now
 from ace.bench.results import ResultError, Table, add_program
 from ace.run.flags import BenchArgs
 from ace.settings.config import ConfigError
@@ -61,8 +60,9 @@ def collect(planned: Planned, results: Path, command: str, score: str = "") -> R
     made = json.loads((folder / "done.json").read_text())
     wall = max(float(row["wall_time"]) for row in rows)
     versions = made["versions"]
-    hardware = versions.get("device") or "unknown"
-    rate = planned.steps * len(job.lanes) / max(wall, 1e-9)
+    hardware = made.get("hardware") or versions.get("device") or "unknown"
+    # A short one has too few rows after its start to measure between: the start counts too.
+    rate = planned.rate() or planned.steps * len(job.lanes) / max(wall, 1e-9)
     description = {
         "id": job.id,
         "format": 1,
@@ -79,11 +79,11 @@ def collect(planned: Planned, results: Path, command: str, score: str = "") -> R
         "env_steps": planned.last,
         "wall_clock_s": wall,
         "lane_steps_per_s": round(rate, 1),
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "finished": now(),
     } | ({"score": score} if score else {})
     add_program(results, description, tables)
     clean_up(folder)
-    return Rate(hardware, job.agent, job.preset, len(job.lanes), rate)
+    return Rate(hardware, job.agent, job.preset, len(job.lanes), rate, now())
 
 
 def join_exploration(rows: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:

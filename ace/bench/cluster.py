@@ -247,7 +247,8 @@ class Cluster:
                 )
             kinds.append(kind)
         if not self._nodes[0]["Resources"].get("GPU"):
-            return "cpu"
+            return next((kind for kind in kinds if kind.startswith("cpu")), "cpu")
+        kinds = [kind for kind in kinds if not kind.startswith("cpu")]
         prefix = "accelerator_type:"
         named = [r.removeprefix(prefix) for n in self._nodes for r in n["Resources"] if prefix in r]
         return next(filter(None, [*kinds, *named]), "gpu")

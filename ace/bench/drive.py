@@ -15,7 +15,7 @@ from rich.table import Table as Grid
 from ace.bench.bench import collect
 from ace.bench.mirror import newest
 from ace.bench.plan import SAVE_SECONDS, Plan, Planned, fits, time_for_jobs
-from ace.bench.rates import Rates, bytes_needed
+from ace.bench.rates import Rate, Rates, bytes_needed, now
 from ace.bench.worker import STOPPED
 from ace.run.signals import Signals
 
@@ -214,7 +214,12 @@ class Drive:
         self.board.remove(planned)
         if status == 0:
             self.collect(planned)
-        elif planned.asked:
+            return
+        if rate := planned.rate():  # for later jobs, and for later calls
+            job = planned.job
+            lanes = len(job.lanes)
+            self.learn(Rate(self.hardware, job.agent, job.preset, lanes, rate, now()))
+        if planned.asked:
             self.pending.append(planned)
             planned.made = max(newest(planned.folder), 0)  # what a killed one has recorded is lost
             planned.expected = self.rates.seconds(planned.job, self.hardware, planned.made)
@@ -235,15 +240,19 @@ class Drive:
         except Exception as error:  # whatever is wrong with one job, the others go on
             self.fail(planned, f"its results cannot be used: {error}")
             return
-        self.rates.add(rate)
+        self.learn(rate)
         self.plan.finished.append(planned)
-        for other in self.pending:
-            other.expected = self.rates.seconds(other.job, self.hardware, other.made)
         said = duration(planned.expected)
         self.board.say(
             f"finished {planned.job.id} in {duration(took)} (expected {said}), "
             f"{rate.lane_steps_per_s:,.0f} lane-steps/s"
         )
+
+    def learn(self, rate: Rate) -> None:
+        """Remember how fast a job was, and expect the same of those that wait."""
+        self.rates.add(rate)
+        for planned in self.pending:
+            planned.expected = self.rates.seconds(planned.job, self.hardware, planned.made)
 
     def fail(self, planned: Planned, why: str) -> None:
         """Remember a job that did not end well, and go on."""

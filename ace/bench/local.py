@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -13,13 +14,14 @@ from ace.bench.results import write_text
 from ace.settings.config import ConfigError
 
 PROBE = "import jax, json; print(json.dumps([d.device_kind for d in jax.local_devices()]))"
+PROCESSORS = Path("/proc/cpuinfo")
 TAIL = 2000  # characters of a log that an error shows
 
 
 class Device(NamedTuple):
     """Where one job runs at a time."""
 
-    kind: str  # "cpu", or what JAX calls the accelerator
+    kind: str  # as `device_name` has it
     visible: str | None = None  # for CUDA_VISIBLE_DEVICES
 
 
@@ -36,7 +38,21 @@ def find_devices() -> list[Device]:
         shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         ids = shown.split(",") if shown else [str(i) for i in range(len(kinds))]
         return [Device(kind, name) for kind, name in zip(kinds, ids, strict=False)]
-    return [Device("cpu")]
+    return [Device(device_name("cpu"))]
+
+
+def device_name(kind: str) -> str:
+    """What JAX calls a device; a CPU with its processor and cores, since rates depend on them."""
+    from ace.engine.resources import cores
+
+    if kind.lower() != "cpu":
+        return kind
+    try:
+        lines = PROCESSORS.read_text().splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return f"cpu ({[*names, platform.machine()][0]}, {cores()} cores)"
 
 
 def environment(device: Device | None) -> dict[str, str]:

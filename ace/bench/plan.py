@@ -13,7 +13,7 @@ from typing import Any
 from ace.bench import suites
 from ace.bench.jobs import Job, LaneSpec, finished_lanes, make_config, make_jobs, split
 from ace.bench.mirror import newest
-from ace.bench.rates import Rates
+from ace.bench.rates import Rates, measure
 from ace.bench.results import lost_seeds, read_programs
 from ace.run.flags import BenchArgs
 from ace.settings.config import ConfigError
@@ -31,6 +31,7 @@ class Planned:
     steps: int  # agent steps of every lane
     repeat: int
     packed: int  # lanes of the program that the suite packs these lanes into
+    seed: int = 0  # agent steps before it learns
     made: int = 0  # agent steps made by an earlier call
     expected: float | None = None  # seconds
     running: Any = None
@@ -42,6 +43,11 @@ class Planned:
     def last(self) -> int:
         """The env step at which the job ends."""
         return self.steps * self.repeat
+
+    def rate(self) -> float | None:
+        """Lane-steps per second that the job has made in this call, while it learned."""
+        after = max(self.seed, self.made) * self.repeat
+        return measure(self.folder / "run", len(self.job.lanes), self.repeat, after)
 
     @property
     def needed(self) -> float:
@@ -119,7 +125,7 @@ def make_plan(args: BenchArgs) -> Plan:
         left, lane = job.part(missing), missing[0]
         config = make_config(lane.agent, left, lane.task)
         folder = args.work / suite.name / left.id
-        sizes = (config.agent_steps, config.action_repeat, len(job.lanes))
+        sizes = (config.agent_steps, config.action_repeat, len(job.lanes), config.seed_steps)
         plan.todo.append(Planned(left, folder, *sizes))
     return plan
 

@@ -1,8 +1,10 @@
 """How long a job will take: lane-steps per second that were measured on the same kind of device,
 and the time that a start takes."""
 
+import csv
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,8 +14,8 @@ from ace.bench.jobs import Job, make_config
 from ace.bench.results import read_programs, write_text
 
 MEASURED = Path(__file__).parent / "data" / "rates.json"
-START_SECONDS = {"cpu": 15.0}  # from the process to the first update
-GPU_START_SECONDS = 45.0
+CPU_START_SECONDS, GPU_START_SECONDS = 15.0, 45.0  # from the process to the first update
+SHORTEST = 5.0  # seconds of learning that a rate is measured over
 
 
 class Rate(NamedTuple):
@@ -23,7 +25,34 @@ class Rate(NamedTuple):
     agent: str
     preset: str
     lanes: int
-    lane_steps_per_s: float
+    lane_steps_per_s: float  # while lanes learn: without the start
+    when: str = ""  # time of the measurement, as ISO 8601 has it; those that ship have none
+
+
+def now() -> str:
+    """The time of a measurement."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def measure(folder: Path, lanes: int, repeat: int, after: int) -> float | None:
+    """Lane-steps per second of a run between the first and the last row that it has recorded past
+    an env step, at which it learns already; None if they are too close to each other."""
+    points = sorted(point for point in _points(folder) if point[0] > after)
+    if not points or points[-1][1] - points[0][1] < SHORTEST:
+        return None
+    (first, begun), (last, ended) = points[0], points[-1]
+    return (last - first) // repeat * lanes / (ended - begun)
+
+
+def _points(folder: Path) -> Iterator[tuple[int, float]]:
+    """Env step and wall-clock of every row of a run; a row that is being written is left out."""
+    for name in ("train.csv", "eval.csv"):
+        try:
+            with (folder / name).open(newline="", encoding="utf-8") as file:
+                for row in csv.DictReader(line for line in file if line.endswith("\n")):
+                    yield int(row["env_step"]), float(row["wall_time"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
 
 
 class Rates:
@@ -31,11 +60,12 @@ class Rates:
 
     def __init__(self, results: Path, own: Path):
         self.own = own
-        self.known = [*_read(MEASURED), *_read(own)]
+        known = [*_read(MEASURED), *_read(own)]
         for folder in sorted(results.parent.glob("*/programs")) if results.parent.exists() else ():
             for program in read_programs(folder.parent):
                 if program.get("lane_steps_per_s") and program.get("hardware"):
-                    self.known.append(_rate(program))
+                    known.append(_rate(program))
+        self.known = sorted(known, key=lambda rate: rate.when)
 
     def add(self, rate: Rate) -> None:
         """Remember a measurement, also for later calls."""
@@ -64,7 +94,8 @@ class Rates:
         if rate is None:
             return None
         steps = max(agent_steps(job) - made, 0) * len(job.lanes)
-        return START_SECONDS.get(hardware, GPU_START_SECONDS) + steps / rate
+        start = CPU_START_SECONDS if hardware.startswith("cpu") else GPU_START_SECONDS
+        return start + steps / rate
 
 
 def agent_steps(job: Job) -> int:
@@ -101,4 +132,5 @@ def _rate(program: Mapping[str, Any]) -> Rate:
         program["preset"],
         len(program["lanes"]),
         float(program["lane_steps_per_s"]),
+        str(program.get("finished") or ""),
     )

@@ -32,16 +32,17 @@ class Report(NamedTuple):
 
 
 def about_node() -> tuple[str, str]:
-    """Version of ace on this node, and the kind of its first GPU ('' without one)."""
+    """Version of ace on this node, and the name of its first GPU, or of its CPU without one."""
     from ace import __version__
+    from ace.bench.local import device_name
 
     asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:  # not JAX: it would need a free GPU, and take memory of it
         said = subprocess.run(asked, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
-        return __version__, ""
+        return __version__, device_name("cpu")
     lines = said.stdout.splitlines() if not said.returncode else []
-    return __version__, lines[0].strip() if lines else ""
+    return __version__, lines[0].strip() if lines else device_name("cpu")
 
 
 def make_room(base: Path | None = None) -> tuple[Path, IO[str]]:

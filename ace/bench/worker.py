@@ -36,7 +36,7 @@ def check_device(planned: str) -> None:
     from ace.settings.config import ConfigError
 
     found = jax.devices()[0].device_kind
-    if found != planned:
+    if found != ("cpu" if planned.startswith("cpu") else planned):
         raise ConfigError(f"this job was planned for {planned}, but JAX finds {found} here")
 
 
@@ -47,7 +47,10 @@ def work(folder: Path, save_minutes: float, device: str | None = None) -> int:
     prepare.load_jax()
     if device:
         check_device(device)
+    import jax
+
     from ace.bench.jobs import Job, describe_config, make_run
+    from ace.bench.local import device_name
     from ace.run import loop
     from ace.run.record import versions, write_json
     from ace.settings.config import ConfigError
@@ -69,7 +72,8 @@ def work(folder: Path, save_minutes: float, device: str | None = None) -> int:
     shared, own = describe_config([setup.config for setup in run.setups])
     there = run.folder / "versions.json"
     used: dict[str, Any] = json.loads(there.read_text()) if there.exists() else versions()
-    write_json(folder / "done.json", {"config": shared, "settings": own, "versions": used})
+    about = {"hardware": device_name(jax.devices()[0].device_kind), "versions": used}
+    write_json(folder / "done.json", {"config": shared, "settings": own, **about})
     return 0
 
 

@@ -64,7 +64,7 @@ def bench(monkeypatch, capsys) -> Iterator[Bench]:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("ACE_BENCH_PLATFORM", "")  # set by the command: taken back afterwards
-    monkeypatch.setattr(local, "find_devices", lambda: [local.Device("cpu")])
+    monkeypatch.setattr(local, "find_devices", lambda: [local.Device(local.device_name("cpu"))])
     importlib.reload(importlib.import_module("own_agent"))  # as in `tests/examples`
 
     def call(folder: Path, *flags: str) -> tuple[int, str]:
@@ -93,7 +93,7 @@ def whole(tmp_path_factory) -> Path:
     process = start(folder)
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text
-    assert "2 program(s) to run on cpu" in text and "8 curve(s) added" in text
+    assert "2 program(s) to run on cpu (" in text and "8 curve(s) added" in text
     return folder
 
 
@@ -108,7 +108,7 @@ def test_results_have_every_curve_and_say_how_they_were_made(whole) -> None:
     assert len(programs) == 2
     for found in programs:
         assert found["command"] == "ace bench mine.toml --save-minutes 0.01"
-        assert found["agent"] == "monkey" and found["hardware"] == "cpu"
+        assert found["agent"] == "monkey" and found["hardware"].startswith("cpu (")
         assert found["config"]["env_steps"] == 600 and len(found["lanes"]) == 4
         assert found["lane_steps_per_s"] > 0 and found["versions"]["packages"]["jax"]
     folders = [p for p in (whole / "runs/bench/mine").iterdir() if p.is_dir()]

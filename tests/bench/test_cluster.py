@@ -70,6 +70,8 @@ def test_without_gpus_a_job_asks_for_cpus_that_every_node_has(monkeypatch) -> No
     found = connected(monkeypatch, FakeRay({"CPU": 16.0}, {"CPU": 2.0}, {"memory": 1.0}))
     assert found.hardware == "cpu" and found._needs(15) == (0, 2) and found._needs(1) == (0, 1)
     assert len(found.slots(100, waiting=False)) == 9
+    ray = FakeRay({"CPU": 16.0}, answer=(__version__, "cpu (Abacus 9, 6 cores)"))
+    assert connected(monkeypatch, ray).hardware == "cpu (Abacus 9, 6 cores)"
 
 
 @pytest.mark.parametrize(

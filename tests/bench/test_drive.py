@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ace.bench import bench, drive, plan
+from ace.bench import bench, drive, plan, results
 from ace.bench.jobs import Job, LaneSpec
-from ace.bench.rates import Rate, Rates
+from ace.bench.rates import Rate, Rates, measure
 from ace.bench.suites import Suite
 from ace.bench.worker import STOPPED
 from ace.settings.config import ConfigError
@@ -246,6 +247,56 @@ def test_a_measured_rate_counts_for_the_jobs_that_follow(tmp_path, monkeypatch) 
     scene.drive.run()
     assert scene.rates.find(scene.planned[1].job, "cpu") == pytest.approx(100.0)
     assert Rates(tmp_path / "none", tmp_path / "rates.json").known[-1].lane_steps_per_s == 100.0
+
+
+def record(folder: Path, rows: Sequence[tuple[int, float]], name: str = "train.csv") -> None:
+    """Write rows of (env step, wall-clock) as a run does."""
+    (folder / "run").mkdir(parents=True, exist_ok=True)
+    lines = ["lane,env_step,wall_time", *(f"0,{step},{wall}" for step, wall in rows)]
+    (folder / "run" / name).write_text("\n".join(lines) + "\n0,9999")  # being written
+
+
+def test_the_start_does_not_count_in_a_rate(tmp_path) -> None:
+    """60 s of compiling before the first update, then 50 env steps a second: 25 agent steps."""
+    record(tmp_path, [(100, 1.0), (200, 64.0), (400, 68.0), (600, 72.0)])
+    record(tmp_path, [(600, 73.0), (1200, 84.0)], "eval.csv")
+    assert measure(tmp_path / "run", 4, 2, after=100) == pytest.approx(4 * 500 / 20)
+    assert measure(tmp_path / "run", 4, 2, after=400) == pytest.approx(4 * 300 / 12)
+    assert measure(tmp_path / "run", 4, 2, after=600) is None  # one row
+    assert measure(tmp_path / "none", 4, 2, after=0) is None
+
+
+def test_a_job_that_is_stopped_leaves_its_rate(tmp_path, monkeypatch) -> None:
+    """So that a limit on unknown hardware starts blindly only once."""
+    job = Pretend(looks=10**9)
+    scene = Scene(tmp_path, monkeypatch, [2], limit=20.1, jobs={0: job})
+    record(scene.planned[0].folder, [(100, 30.0), (400, 40.0)])
+    scene.drive.run()
+    assert scene.planned[0].expected == pytest.approx(15 + 2 * STEPS / 60)
+    again = Rates(tmp_path / "none", tmp_path / "rates.json")
+    assert again.find(scene.planned[0].job, "cpu") == pytest.approx(60.0)
+
+
+def test_a_failed_job_leaves_its_rate(tmp_path, monkeypatch) -> None:
+    scene = Scene(tmp_path, monkeypatch, [1], jobs={0: Pretend(status=1)})
+    record(scene.planned[0].folder, [(100, 30.0), (400, 40.0)])
+    scene.drive.run()
+    assert scene.rates.find(scene.planned[0].job, "cpu") == pytest.approx(30.0)
+
+
+def test_of_several_rates_the_newest_counts(tmp_path, monkeypatch) -> None:
+    job = Scene(tmp_path / "x", monkeypatch, [1]).planned[0].job
+    lanes = [{"agent": "ace", "task": "probe/0", "seed": 0}]
+    for name, rate, month in (("z", 10.0, "01"), ("a", 20.0, "03")):
+        about = {"id": name, "lanes": lanes, "hardware": "cpu", "agent": "ace", "preset": "debug"}
+        about |= {"lane_steps_per_s": rate, "finished": f"2026-{month}-01T00:00:00Z"}
+        results.add_program(tmp_path / "results" / "mine", about, {})
+    given = (tmp_path / "results" / "mine", tmp_path / "rates.json")
+    own = Rate("cpu", "ace", "debug", 1, 15.0, "2026-02-01T00:00:00Z")
+    Rates(*given).add(own)
+    assert Rates(*given).find(job, "cpu") == pytest.approx(20.0)
+    Rates(*given).add(own._replace(when="2026-04-01T00:00:00Z"))
+    assert Rates(*given).find(job, "cpu") == pytest.approx(15.0)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -47,6 +47,18 @@ def test_a_job_does_not_train_on_another_device_than_it_was_planned_for():
         worker.check_device("NVIDIA H200")
 
 
+def test_a_cpu_is_named_by_its_processor_and_cores(monkeypatch, tmp_path):
+    monkeypatch.setattr("ace.engine.resources.cores", lambda: 6)
+    monkeypatch.setattr(local, "PROCESSORS", tmp_path / "cpuinfo")
+    local.PROCESSORS.write_text("processor : 0\nmodel name : Abacus 9\nmodel name : Abacus 9\n")
+    (device,) = found(monkeypatch, ["cpu"])
+    assert device.kind == "cpu (Abacus 9, 6 cores)"
+    worker.check_device(device.kind)
+    local.PROCESSORS.unlink()
+    assert local.device_name("cpu").endswith(", 6 cores)")
+    assert local.device_name("NVIDIA H200") == "NVIDIA H200"
+
+
 def test_a_job_of_the_cpu_gets_the_platform_that_the_user_chose(monkeypatch):
     (device,) = found(monkeypatch, ["cpu"])
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
