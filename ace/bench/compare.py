@@ -16,7 +16,7 @@ from ace.bench.page import finite
 from ace.bench.results import ResultError, write_text
 from ace.bench.scores import SCORINGS, Entry, Score, Task, read, take
 from ace.bench.summary import choose_tasks
-from ace.bench.tables import NONE, Grid, interval, latex, markdown, number, plain
+from ace.bench.tables import NONE, Grid, interval, latex, markdown, number, plain, unit_of
 
 Numbers = dict[str, Any]
 FEW = 10  # seeds; with fewer, the reader is warned
@@ -208,15 +208,20 @@ def _effects(
     return rows
 
 
+def _units(data: Numbers) -> dict[str, float]:
+    """The largest possible score of every task, and of the mean over them: they share a scale."""
+    units = {task["name"]: unit_of(task) for task in data["tasks"]}
+    return {**units, ALL: max(units.values())}
+
+
 def _difference_grids(data: Numbers) -> list[Grid]:
     grids = []
     how = "paired by seed" if data["paired"] else "not paired"
-    scales = {task["name"]: task["column"] for task in data["tasks"]}
-    scales[ALL] = "return" if "return" in scales.values() else "success"
+    units = _units(data)
     for scoring, words in SCORINGS.items():
         rows = []
         for row in data[scoring]:
-            unit = 1000.0 if scales[row["task"]] == "return" else 1.0
+            unit = units[row["task"]]
             found = row["difference"]
             known = found["low"] is not None
             clear = NONE if not known else "yes" if found["low"] > 0 or found["high"] < 0 else "no"
@@ -245,19 +250,19 @@ def _difference_grids(data: Numbers) -> list[Grid]:
 
 
 def _effect_grids(data: Numbers) -> list[Grid]:
-    grids = []
+    grids, units = [], _units(data)
     for scoring, words in SCORINGS.items():
-        rows = [
-            [
-                row["task"],
-                row["factor"],
-                f"{row['level']:g}" if isinstance(row["level"], float) else str(row["level"]),
-                number(row["mean"]),
-                NONE if row["error"] == 0 else f"{row['effect']:+.1f}",
-                NONE if row["error"] == 0 else f"{row['error']:.1f}",
-            ]
-            for row in data["effects"][scoring]
-        ]
+        rows, before = [], None
+        for row in data["effects"][scoring]:
+            setting, unit = (row["task"], row["factor"]), units[row["task"]]
+            digits = 1 if unit > 1 else 3
+            level = row["level"]
+            cells = [*setting, f"{level:g}" if isinstance(level, float) else str(level)]
+            effect = [f"{row['effect']:+.{digits}f}", f"{row['error']:.{digits}f}"]
+            # The first level is the one that the others are compared with.
+            effect = effect if setting == before else [NONE, NONE]
+            rows.append([*cells, number(row["mean"], unit), *effect])
+            before = setting
         caption = (
             f"Main effects ({words}): the mean at each level of a setting over all cells, and its "
             "difference from the setting's first level with the standard error."

@@ -78,7 +78,7 @@ def task_curves(table: Table, entry: Entry) -> Numbers:
                 continue
             shown = thin(len(steps))
             steps, rows = steps[shown], rows[:, shown]
-            line = {"env_step": steps.tolist(), "count": len(rows), **_band(rows)}
+            line = {"env_step": steps.tolist(), "count": len(rows), **_band(rows, table.samples)}
             line["thinned"] = len(shown) < max(len(at) for at, _ in curves)
             if entry.kind == "ours":
                 line["seeds"] = {
@@ -121,12 +121,12 @@ def column_curves(table: Table, column: str, notes: list[str]) -> Numbers:
     return {"tasks": [task._asdict() for task in drawn], "curves": curves}
 
 
-def _band(rows: np.ndarray) -> Numbers:
+def _band(rows: np.ndarray, samples: int) -> Numbers:
     """Mean over seeds [S, P] with its bootstrap interval, at every point."""
     line: Numbers = {"value": rows.mean(axis=0).tolist()}
     if len(rows) > 1:
-        # As `stats.interval` of the mean, but all points share the draws: one product for all.
-        picks = np.random.default_rng(0).integers(len(rows), size=(1000, len(rows)))
+        # `stats.interval` of the mean, with its draws for all points: one product for all.
+        (picks,) = stats.draw([rows], samples, np.random.default_rng(0))
         counts = (picks[:, :, None] == np.arange(len(rows))).sum(axis=1)
         low, high = np.quantile(counts @ rows / len(rows), [0.025, 0.975], axis=0)
         line |= {"low": low.tolist(), "high": high.tolist()}
@@ -158,7 +158,7 @@ def aggregate_curves(table: Table, entry: Entry) -> Numbers:
         line |= {"tasks": len(tasks), "of": len(table.scored())}
         if entry.kind == "ours" and any(len(task) > 1 for task in curves):
             spans = [
-                stats.interval(stats.iqm, [runs[point] for runs in cube], samples=500)
+                stats.interval(stats.iqm, [runs[point] for runs in cube], samples=table.samples)
                 for point in range(len(steps))
             ]
             line |= {"low": [float(x) for x, _ in spans], "high": [float(x) for _, x in spans]}

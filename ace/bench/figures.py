@@ -71,7 +71,7 @@ def learning_curves(entries: Sequence[Entry], out: Path) -> None:
 
     names = list(dict.fromkeys(task for entry in entries for task in entry.tasks))
     tasks = [Task(name, None, "return", None) for name in names]
-    table = Table(list(entries), tasks, {entry.name: {} for entry in entries}, 1000.0, 1000)
+    table = Table(list(entries), tasks, {entry.name: {} for entry in entries}, 1000.0, 2000)
     data = {
         "methods": [{"name": e.name, "kind": "ours", "shown": True} for e in entries],
         "tasks": [task._asdict() for task in tasks],

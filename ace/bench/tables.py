@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ace.bench.scores import SCORINGS
+from ace.bench.scores import RETURN_SCALE, SCORINGS
 from ace.bench.summary import STATISTICS
 
 Numbers = Mapping[str, Any]
@@ -71,9 +71,9 @@ def tasks(data: Numbers, scoring: str) -> Grid:
         row = [task["name"], NONE if step is None else f"{step:,}"]
         for name in shown:
             score = data["scores"][name].get(task["name"])
-            text = interval(score and score[scoring], 1000 if task["column"] == "return" else 1.0)
+            text = interval(score and score[scoring], unit_of(task))
             if score and score[scoring] and score["seeds"]:
-                text += f", {len(score['seeds'])} seeds"
+                text += f", {len(score['seeds'])} seed{'s' * (len(score['seeds']) > 1)}"
                 text += f" at {score['env_step']:,}" if score["env_step"] != step else ""
             row.append(text)
         rows.append(row)
@@ -99,12 +99,14 @@ def improvement(data: Numbers, scoring: str) -> Grid:
 def efficiency(data: Numbers, scoring: str) -> Grid:
     """Env steps until a score is reached."""
     shown = [m["name"] for m in data["methods"] if m["shown"] and m["kind"] != "paper"]
+    units = {task["name"]: unit_of(task) for task in data["tasks"]}
     rows = []
     for found in (row for row in data["efficiency"] if row["scoring"] == scoring):
         for index, part in enumerate(found["parts"]):
             row = [
                 found["task"],
-                f"{part:.0%} of {found['best']}: {number(found['scores'][index])}",
+                f"{part:.0%} of {found['best']}: "
+                + number(found["scores"][index], units[found["task"]]),
             ]
             for name in shown:
                 reached = found["reached"].get(name)
@@ -142,6 +144,11 @@ def _reached(point: Numbers) -> str:
         return "not reached"
     seconds = point["seconds"]
     return f"{point['env_step']:,}" + (f" ({duration(seconds)})" if seconds is not None else "")
+
+
+def unit_of(task: Numbers) -> float:
+    """The largest possible score of a task."""
+    return RETURN_SCALE if task["column"] == "return" else 1.0
 
 
 def _scored(data: Numbers) -> int:

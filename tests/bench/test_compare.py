@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ace.bench.compare import ALL, CompareArgs, compare, differences, factors
-from ace.bench.results import ResultError, write_table
+from ace.bench.results import ResultError, add_program, write_table
 from ace.bench.scores import read
 from tests.bench.made import STEPS, make_row, make_run, make_suite
 
@@ -59,6 +59,20 @@ def test_main_effects_of_a_factorial_run(tmp_path: Path, capsys: pytest.CaptureF
     assert effects["b", 4.0]["effect"] == pytest.approx(4)
     assert effects["b", 4.0]["mean"] == pytest.approx(20)
     assert "Main effects" in capsys.readouterr().out
+
+
+def test_effects_have_the_digits_of_their_score(tmp_path: Path, capsys) -> None:
+    """Success 0.51 against 0.55, the same for all seeds: an effect without error is one too."""
+    suite, task = tmp_path / "s", "metaworld/push"
+    for level, share in ((0.1, 0.51), (0.2, 0.55)):
+        agent = f"ace-weight={level}"
+        about = {"id": agent, "lanes": [{"agent": agent, "task": task, "seed": n} for n in (0, 1)]}
+        rows = {n: {s: make_row(n + s, success=share) for s in STEPS} for n in (0, 1)}
+        add_program(suite, about, {(agent, task): rows})
+    compare(CompareArgs((suite,)))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    effects = [row[2:] for row in rows if row[:2] == [task, "weight"]]
+    assert effects[:2] == [["0.1", "0.51", "–", "–"], ["0.2", "0.55", "+0.040", "0.000"]]
 
 
 def test_unbalanced_cells_have_no_main_effects(tmp_path: Path) -> None:

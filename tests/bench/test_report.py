@@ -43,6 +43,29 @@ def test_scores_and_aggregates_by_hand(tmp_path: Path) -> None:
     assert data["profiles"]["one"]["last"]["value"][2] == 0
 
 
+def test_tables_have_the_digits_of_their_score(tmp_path: Path) -> None:
+    rows = {0: {s: make_row(s, success=x) for s, x in zip(STEPS, (0.2, 0.3, 0.62), strict=True)}}
+    about = {"id": "p", "lanes": [{"agent": "ace", "task": "metaworld/push", "seed": 0}]}
+    add_program(tmp_path / "s", about, {("ace", "metaworld/push"): rows})
+    data = numbers(tmp_path / "s")
+    scores = [row[1] for row in tables.efficiency(data, "last").rows]
+    assert scores == ["50% of ace: 0.31", "75% of ace: 0.46", "90% of ace: 0.56"]
+    assert tables.tasks(data, "last").rows[0][2] == "0.62, 1 seed"
+
+
+def test_a_curve_has_the_interval_of_the_table(tmp_path: Path) -> None:
+    """The same number with two intervals would make a reader doubt both."""
+    data = numbers(make_suite(tmp_path / "s", seeds=range(5), tasks=("dmc/a", "dmc/b")))
+    for scoring in ("last", "last3"):
+        score = data["scores"]["two"]["dmc/a"][scoring]
+        line = data["curves"]["two"]["dmc/a"][scoring]
+        found = data["aggregates"]["two"][scoring]["iqm"]
+        overall = data["aggregate_curves"]["two"][scoring]
+        for key in ("value", "low", "high"):
+            assert line[key][-1] == pytest.approx(score[key])
+            assert overall[key][-1] == pytest.approx(found[key])
+
+
 def test_scores_at_the_last_shared_step(tmp_path: Path) -> None:
     suite = make_suite(tmp_path / "s")
     short = {s: {step: make_row(7.0) for step in STEPS[: 1 + (s > 0)]} for s in (0, 1)}
