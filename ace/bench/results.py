@@ -94,11 +94,25 @@ def _parse(header: Sequence[str], fields: Sequence[str], where: str) -> tuple[in
     except ValueError as error:
         raise ResultError(f"{where}: {error}") from None
     row = dict(zip(header[2:], values, strict=True))
-    if not math.isfinite(row["return"]):
-        raise ResultError(f"{where}: return is {row['return']}; it must be a finite number")
+    _check_row(seed, env_step, row, where)
+    return seed, env_step, row
+
+
+def _check_row(seed: int, env_step: int, row: Row, where: str) -> None:
+    """Refuse an evaluation that a report could not use."""
+    if not math.isfinite(value := row.get("return", math.nan)):
+        raise ResultError(f"{where}: return is {value}; it must be a finite number")
     if seed < 0 or env_step < 0:
         raise ResultError(f"{where}: seed and env_step must not be negative")
-    return seed, env_step, row
+
+
+def _check_rows(table: Table, where: str) -> None:
+    """Refuse a table that could not be read again, before anything is written."""
+    if not any(table.values()):
+        raise ResultError(f"{where}: no rows")
+    for seed, steps in table.items():
+        for env_step, row in steps.items():
+            _check_row(seed, env_step, row, f"{where}, seed {seed} at env step {env_step}")
 
 
 def differing(a: Row, b: Row) -> list[str]:
@@ -173,6 +187,7 @@ def add_parts(folder: Path, parts: Sequence[Part]) -> None:
             _check_description(part, there, folder)
             for key, table in part.tables.items():
                 path = task_path(folder, *key)
+                _check_rows(table, f"{path}, from {part.name()}")
                 if path not in merged:
                     merged[path] = read_table(path) if path.exists() else {}
                 merged[path] = _merged(merged[path], table, path, key, part, there)
@@ -191,7 +206,10 @@ def _lanes(program: Mapping[str, Any]) -> set[tuple[str, str, int]]:
 
 
 def _check_description(part: Part, there: Sequence[Part], folder: Path) -> None:
-    """Refuse another program of the same name: one description would replace the other."""
+    """Refuse another program of the same name, since one description would replace the other, and a
+    name that leads out of the folder."""
+    if part.program and Path(name := str(part.program["id"])).name != name:
+        raise ResultError(f"{name!r} in {part.place or folder} cannot be the name of a program")
     for program in (other.program for other in there):
         same = program and part.program and program["id"] == part.program["id"]
         if program and part.program and same and _lanes(program) != _lanes(part.program):
@@ -226,7 +244,8 @@ def read_programs(folder: Path) -> list[dict[str, Any]]:
     for path in sorted((folder / PROGRAMS).glob("*.json")):
         try:
             description = json.loads(_read(path))
-            _ = str(description["id"]), _lanes(description)
+            _lanes(description)
+            description.setdefault("id", path.stem)
         except (ValueError, KeyError, TypeError) as error:
             raise ResultError(f"{path} does not describe a program: {error!r}") from error
         found.append(description)

@@ -34,7 +34,12 @@ def add_column(
         for seed, mine in values.items()
     }
     lanes = [{"agent": agent, "task": task, "seed": seed} for seed in values]
-    made = {"id": f"p-{agent}", "lanes": lanes, "wall_clock_s": 60.0, "env_steps": 30_000}
+    made = {
+        "id": f"p-{agent}-{len(column)}",
+        "lanes": lanes,
+        "wall_clock_s": 60.0,
+        "env_steps": 30_000,
+    }
     add_program(suite, made, {(agent, task): rows})
     return suite
 

@@ -81,6 +81,15 @@ def test_two_programs_of_one_name_are_not_taken_for_one(tmp_path, capsys) -> Non
     assert status == 1 and f"p-one in {two} has other lanes" in text and files(one) == before
 
 
+def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path, capsys) -> None:
+    one, two = machine(tmp_path, "one", (0,)), machine(tmp_path, "two", (1,))
+    path = two / "programs" / "p-two.json"
+    path.write_text(path.read_text().replace('"p-two"', '"../../../p"'))
+    status, text = merge(capsys, one, two)
+    assert status == 1 and "cannot be the name of a program" in text
+    assert not list(tmp_path.glob("p*.json"))
+
+
 @pytest.mark.parametrize("names, why", [(("a",), "ace merge INTO FROM"), (("a", "b"), "b has no")])
 def test_wrong_folders_are_refused(tmp_path, monkeypatch, capsys, names, why) -> None:
     monkeypatch.chdir(tmp_path)

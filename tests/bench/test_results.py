@@ -111,6 +111,24 @@ def test_the_same_seed_with_other_numbers_names_both_programs(tmp_path) -> None:
     assert after == before  # nothing is half-written
 
 
+@pytest.mark.parametrize(
+    "rows, why",
+    [
+        ({0: {10: {"policy_return": 1.0}}}, "seed 0 at env step 10: return is nan"),
+        ({0: {10: row(math.inf)}}, "return is inf"),
+        ({0: {-10: row(1)}}, "must not be negative"),
+        ({-1: {10: row(1)}}, "must not be negative"),
+        ({0: {}}, "no rows"),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_written(tmp_path, rows, why: str) -> None:
+    key = ("ace", "probe/point")
+    both = {("other", "probe/point"): {0: {10: row(1)}}, key: rows}
+    with pytest.raises(ResultError, match=f"from new.*{why}"):
+        add_program(tmp_path, program("new", (*key, 0)), both)
+    assert not list(tmp_path.rglob("*.csv")) and not (tmp_path / "programs").exists()
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"id": "x"}', '{"lanes": [{"agent": "ace"}]}'])
 def test_a_broken_description_is_refused(tmp_path, text: str) -> None:
     (tmp_path / "programs").mkdir()
