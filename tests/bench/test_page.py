@@ -152,6 +152,30 @@ def test_page_in_a_browser(browser: Browser, report: Path, tmp_path: Path) -> No
         assert not browser.of(kind)
 
 
+def test_scores_below_zero_have_their_place(browser: Browser) -> None:
+    """In the chart of aggregates, the mark of -50 lies in the middle of -60 to -40."""
+    script = """(() => {
+      const host = document.createElement("div"), style = { colour: "red" };
+      const row = (name, value) => ({ name, label: name, style, whole: true, values: [value] });
+      const below = { value: -50, low: -60, high: -40 }, above = { value: 20, low: null };
+      dotChart(host, [row("a", below), row("b", above)], ["IQM"], 1000, () => []);
+      const [low, high] = ["x1", "x2"].map((x) => +host.querySelector("g line").getAttribute(x));
+      const marks = [...host.querySelectorAll("circle")].map((c) => +c.getAttribute("cx"));
+      return [...marks, low, high];
+    })()"""
+    below, above, low, high = browser.run(script)
+    assert 290 < low < below < high < above and below == pytest.approx((low + high) / 2)
+
+
+def test_a_curve_that_only_begins_in_the_chart_is_left_out(browser: Browser) -> None:
+    """Public curves begin at env step 0, and the next point may lie past the end of ours."""
+    shown = "crop({ x: %s, y: %s }, 4000).x.length"
+    assert browser.run(shown % ([0, 10_000], [1, 2])) == 0
+    assert browser.run(shown % ([0, 3_000, 10_000], [1, 2, 3])) == 2
+    assert browser.run(shown % ([1_000, 10_000], [1, 2])) == 1
+    assert browser.run(shown % ([0], [1])) == 1
+
+
 def test_narrow_window_does_not_scroll_sideways(browser: Browser) -> None:
     size = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": True}
     browser.call("Emulation.setDeviceMetricsOverride", **size)

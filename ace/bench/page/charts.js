@@ -218,8 +218,8 @@ function dotChart(host, rows, titles, unit, tipParts) {
   titles.forEach((title, t) => {
     const all = rows.flatMap((row) => row.values[t] ? [row.values[t].value, row.values[t].low ?? row.values[t].value, row.values[t].high ?? row.values[t].value] : []);
     if (!all.length) return;
-    const pad = (Math.max(...all) - Math.min(...all)) * 0.08 || unit * 0.05;
-    const low = Math.max(0, Math.min(...all) - pad), high = Math.max(...all) + pad;
+    const least = Math.min(...all), most = Math.max(...all), pad = (most - least) * 0.08 || unit * 0.05;
+    const low = least < 0 ? least - pad : Math.max(0, least - pad), high = most + pad;
     const left = names + t * panel + (t ? gap / 2 : 8), right = names + (t + 1) * panel - gap / 2;
     const px = (x) => left + ((x - low) / (high - low)) * (right - left);
     svg.append(draw("text", { class: "name", x: left, y: 16, "font-weight": 600 }, title));

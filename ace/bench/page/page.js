@@ -183,8 +183,10 @@ function range(lines) {
   return ends.length ? Math.max(...ends) : Infinity;
 }
 
+// A curve of which only its beginning is left would be a stray dot at zero.
 function crop(s, top) {
-  const keep = s.x.filter((x) => x <= top).length;
+  const inside = s.x.filter((x) => x <= top).length;
+  const keep = inside === 1 && s.x.length > 1 && s.x[0] === 0 ? 0 : inside;
   const part = (list) => (list ? list.slice(0, keep) : list);
   return { ...s, x: part(s.x), y: part(s.y), low: part(s.low), high: part(s.high) };
 }
