@@ -127,10 +127,15 @@ def bench(args: BenchArgs, argv: Sequence[str]) -> int:
     read_limit(args.limit)
     board = drive.Board(Console(), args.quiet and not args.dry_run)
     plan = make_plan(args)
-    if not args.ray or args.dry_run or not plan.todo:
+    if not args.ray:
         return carry_out(args, argv, plan, board)
-    from ace.bench.cluster import Cluster
+    from ace.bench.cluster import Cluster, load_ray
 
+    load_ray()
+    if args.dry_run or not plan.todo:
+        why = "the plan is for this machine" if plan.todo else "nothing is left to do"
+        board.say(f"--ray {args.ray} is not asked: {why}")
+        return carry_out(args, argv, plan, board)
     cluster = Cluster(args.ray, plan.suite)
     cluster.tell = board.say
     try:

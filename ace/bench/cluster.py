@@ -44,14 +44,19 @@ class Needs(NamedTuple):
         return min((int(there / need + 1e-6) for need, there in asked if need), default=1)
 
 
-def connect(address: str) -> Any:
-    """Ray, connected to a cluster; errors are one line and come within seconds."""
+def load_ray() -> Any:
+    """The module, or an error that says how to install it."""
     # Ray prints a paragraph about each lost worker; a job says it in a line.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     try:
-        ray = importlib.import_module("ray")
+        return importlib.import_module("ray")
     except ImportError as error:
         raise ConfigError(MISSING) from error
+
+
+def connect(address: str) -> Any:
+    """Ray, connected to a cluster; errors are one line and come within seconds."""
+    ray = load_ray()
     check_reachable(find_address(address))
     options = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     try:

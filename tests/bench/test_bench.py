@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -123,6 +124,18 @@ def test_what_is_there_is_not_run_again(whole, bench) -> None:
     status, text = bench(whole, *few)
     assert status == 0 and "2 of 2 curves are in" in text
     assert tables(whole) == before
+
+
+def test_a_cluster_that_is_not_asked_is_named(whole, tmp_path, bench, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))
+    ray = ("--ray", "auto")
+    _, text = bench(tmp_path, *ray, "--dry-run")
+    assert "--ray auto is not asked: the plan is for this machine" in text
+    _, text = bench(whole, *ray)
+    assert "--ray auto is not asked: nothing is left to do" in text
+    monkeypatch.setitem(sys.modules, "ray", None)
+    status, text = bench(tmp_path, *ray, "--dry-run")
+    assert status == 1 and "--ray needs Ray: pip install" in text
 
 
 def test_killed_and_repeated_it_gives_the_same_results(whole, tmp_path, bench) -> None:
