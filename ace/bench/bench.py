@@ -154,13 +154,14 @@ def carry_out(
     limit = read_limit(args.limit)
     if cluster:
         slots = cluster.slots(len(plan.todo), waiting=limit is None)
-        hardware, shown = cluster.hardware, cluster.about()
+        hardware, shown, memory = cluster.hardware, cluster.about(), cluster.memory
     else:
         slots = find_devices()
         hardware = slots[0].kind
+        memory = min((slot.memory for slot in slots if slot.memory), default=None)
         shown = f"{len(slots)} x {hardware}" if len(slots) > 1 else hardware
     rates = Rates(plan.results, args.work / "rates.json")
-    estimate(plan, rates, hardware, limit)
+    estimate(plan, rates, hardware, limit, memory)
     starting = list(to_start(plan.todo, len(slots), limit))
     drive.show_plan(plan, shown, board, starting)
     stuck = bool(plan.todo) and not starting

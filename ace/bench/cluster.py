@@ -234,12 +234,12 @@ class Cluster:
             for node in self._nodes
         }
         ready, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)
-        kinds = []
+        kinds, memories = [], []
         for reference, name in asked.items():
             if reference not in ready:
                 raise ConfigError(f"node {name} does not answer; `ray stop` there takes it out")
             try:
-                version, kind = self._ray.get(reference)
+                version, kind, memory = self._ray.get(reference)
             except self._ray.exceptions.RayError as error:
                 raise ConfigError(
                     f"node {name} cannot run programs: {_reason(error)}; install ace {__version__} "
@@ -251,6 +251,8 @@ class Cluster:
                     "same version on both"
                 )
             kinds.append(kind)
+            memories.append(memory)
+        self.memory = min(filter(None, memories), default=None)  # bytes of a device
         if not self._nodes[0]["Resources"].get("GPU"):
             return next((kind for kind in kinds if kind.startswith("cpu")), "cpu")
         kinds = [kind for kind in kinds if not kind.startswith("cpu")]

@@ -14,8 +14,8 @@ from rich.table import Table as Grid
 
 from ace.bench.bench import collect
 from ace.bench.mirror import newest
-from ace.bench.plan import SAVE_SECONDS, Plan, Planned, fits, time_for_jobs
-from ace.bench.rates import Rate, Rates, bytes_needed, now
+from ace.bench.plan import SAVE_SECONDS, Plan, Planned, fits, show_bytes, time_for_jobs
+from ace.bench.rates import Rate, Rates, now
 from ace.bench.worker import STOPPED
 from ace.run.signals import Signals
 
@@ -80,15 +80,14 @@ def show_plan(plan: Plan, hardware: str, board: "Board", starting: Sequence[Plan
         state = f"at {p.made * p.repeat:,}" if p.made else "new"
         state += "" if p.job.id in ids else ", later"
         state += f", part of {p.packed}" if p.is_part else ""
-        size = f"{bytes_needed(p.job) / 2**30:.1f} GiB"
-        row = (p.job.id, escape(describe(p)), str(len(p.job.lanes)), state, size)
-        grid.add_row(*row, duration(p.expected))
+        row = (p.job.id, escape(describe(p)), str(len(p.job.lanes)), state)
+        grid.add_row(*row, show_bytes(p.size), duration(p.expected))
     board.console.print(grid)
     if parts := sum(p.is_part for p in plan.todo):
         board.say(
             f"note: {parts} program(s) have fewer lanes than the suite packs together: the rest is "
-            "done, or they were cut for the time. Their numbers differ by rounding from those of "
-            "the whole program"
+            "done, or they were cut for the time or the memory. Their numbers differ by rounding "
+            "from those of the whole program"
         )
 
 

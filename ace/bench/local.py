@@ -13,7 +13,9 @@ from ace.bench.jobs import Job
 from ace.bench.results import write_text
 from ace.settings.config import ConfigError
 
-PROBE = "import jax, json; print(json.dumps([d.device_kind for d in jax.local_devices()]))"
+PROBE = """import jax, json
+memory = lambda device: (device.memory_stats() or {}).get("bytes_limit")
+print(json.dumps([(device.device_kind, memory(device)) for device in jax.local_devices()]))"""
 PROCESSORS = Path("/proc/cpuinfo")
 TAIL = 2000  # characters of a log that an error shows
 
@@ -23,6 +25,7 @@ class Device(NamedTuple):
 
     kind: str  # as `device_name` has it
     visible: str | None = None  # for CUDA_VISIBLE_DEVICES
+    memory: int | None = None  # bytes; None: unknown
 
 
 def find_devices() -> list[Device]:
@@ -33,12 +36,18 @@ def find_devices() -> list[Device]:
     )
     if done.returncode:
         raise ConfigError(f"JAX finds no device here: {done.stderr.strip()[-300:]}")
-    kinds = json.loads(done.stdout.strip().splitlines()[-1])
-    if kinds and kinds[0].lower() != "cpu":
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    if found and found[0][0].lower() != "cpu":
         shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        ids = shown.split(",") if shown else [str(i) for i in range(len(kinds))]
-        return [Device(kind, name) for kind, name in zip(kinds, ids, strict=False)]
-    return [Device(device_name("cpu"))]
+        ids = shown.split(",") if shown else [str(i) for i in range(len(found))]
+        pairs = zip(found, ids, strict=False)
+        return [Device(kind, name, memory) for (kind, memory), name in pairs]
+    return [Device(device_name("cpu"), memory=host_memory())]
+
+
+def host_memory() -> int:
+    """Bytes of this machine's memory: all of it, so that plans do not depend on what is free."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def device_name(kind: str) -> str:

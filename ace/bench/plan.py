@@ -7,19 +7,21 @@ import math
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ace.bench import suites
 from ace.bench.jobs import Job, LaneSpec, finished_lanes, make_config, make_jobs, split
 from ace.bench.mirror import newest
-from ace.bench.rates import Rates, measure
+from ace.bench.rates import Rates, bytes_needed, measure
 from ace.bench.results import lost_seeds, read_programs
 from ace.run.flags import BenchArgs
 from ace.settings.config import ConfigError
 
 MARGIN = 1.1  # expected times are multiplied by this before they are compared with a limit
 SAVE_SECONDS = 20.0  # before a limit, for jobs to save
+MEMORY_SHARE = 0.8  # of a device's, for what is known before a job runs: it needs some more
 
 
 @dataclass
@@ -53,6 +55,11 @@ class Planned:
     def needed(self) -> float:
         """Seconds that must be left for the job to start; 0 if nobody knows how long it takes."""
         return (self.expected or 0.0) * MARGIN
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of a device that the job needs at least."""
+        return bytes_needed(self.job)
 
     @property
     def is_part(self) -> bool:
@@ -135,11 +142,17 @@ def clean_up(folder: Path) -> None:
     shutil.rmtree(folder / "run" / "checkpoints", ignore_errors=True)
 
 
-def estimate(plan: Plan, rates: Rates, hardware: str, limit: float | None = None) -> None:
+def estimate(
+    plan: Plan,
+    rates: Rates,
+    hardware: str,
+    limit: float | None = None,
+    memory: int | None = None,
+) -> None:
     """Fill in what is known of started jobs and how long each will take, go on with parts that an
-    earlier call has begun, and cut jobs that a limit would never let finish; put in order: started
-    ones first, then those that finish the most curves in a second, then those with the fewest
-    missing ones."""
+    earlier call has begun, and cut jobs that do not fit a device's memory or that a limit would
+    never let finish; put in order: started ones first, then those that finish the most curves in a
+    second, then those with the fewest missing ones."""
 
     def look(planned: Planned) -> Planned:
         planned.made = max(newest(planned.folder), 0)
@@ -147,15 +160,19 @@ def estimate(plan: Plan, rates: Rates, hardware: str, limit: float | None = None
         return planned
 
     def smaller(planned: Planned) -> list[Planned]:
-        """The job, or the largest parts of it that the limit lets finish."""
+        """The job, or the largest parts of it that fit the memory and that the limit lets
+        finish."""
         lanes, time = planned.job.lanes, time_for_jobs(limit)
-        if fits(planned, time):
-            return [planned]
-        for most in range(len(lanes) - 1, 0, -1):
-            parts = [look(planned.part(some)) for some in split(lanes, most)]
+        most = lanes_for(planned, memory)
+        ways = (split(lanes, count) for count in range(most, 0, -1))
+        first: list[Planned] = []
+        for way in ways:
+            alone = len(way) == 1
+            parts = [planned] if alone else [look(planned.part(some)) for some in way]
+            first = first or parts
             if all(fits(part, time) for part in parts):
                 return parts
-        return [planned]  # a single lane would not be finished either: nothing is gained
+        return first  # a single lane would not be finished either: nothing is gained
 
     todo: list[Planned] = []
     for whole in map(look, plan.todo):
@@ -166,6 +183,27 @@ def estimate(plan: Plan, rates: Rates, hardware: str, limit: float | None = None
         if left:
             todo += smaller(look(whole.part(left)) if begun else whole)
     plan.todo = sorted(todo, key=order)
+
+
+def lanes_for(planned: Planned, memory: int | None) -> int:
+    """How many of a job's lanes a device of so many bytes holds."""
+    lanes = len(planned.job.lanes)
+    if memory is None or planned.size <= MEMORY_SHARE * memory:
+        return lanes
+    most = int(MEMORY_SHARE * memory * lanes / planned.size)
+    if not most:
+        lane = planned.job.lanes[0]
+        raise ConfigError(
+            f"{lane.agent} on {lane.task}: a lane needs at least "
+            f"{show_bytes(planned.size / lanes)}, and the device has {show_bytes(memory)}; set "
+            "replay.capacity in the suite, or make the networks smaller"
+        )
+    return most
+
+
+def show_bytes(count: float) -> str:
+    """A size for people."""
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.0f} MiB"
 
 
 def begun_parts(whole: Planned) -> list[Planned]:

@@ -31,18 +31,20 @@ class Report(NamedTuple):
     log: bytes  # what was printed since the report before
 
 
-def about_node() -> tuple[str, str]:
-    """Version of ace on this node, and the name of its first GPU, or of its CPU without one."""
+def about_node() -> tuple[str, str, int]:
+    """Version of ace on this node, and name and bytes of its first GPU, or of its CPU without
+    one."""
     from ace import __version__
-    from ace.bench.local import device_name
+    from ace.bench.local import device_name, host_memory
 
-    asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    processor = (__version__, device_name("cpu"), host_memory())
+    asked = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:  # not JAX: it would need a free GPU, and take memory of it
         said = subprocess.run(asked, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return __version__, device_name("cpu")
-    lines = said.stdout.splitlines() if not said.returncode else []
-    return __version__, lines[0].strip() if lines else device_name("cpu")
+        name, _, megabytes = said.stdout.splitlines()[0].rpartition(",")
+        return __version__, name.strip(), int(megabytes) * 2**20
+    except (OSError, subprocess.TimeoutExpired, IndexError, ValueError):
+        return processor
 
 
 def make_room(base: Path | None = None) -> tuple[Path, IO[str]]:

@@ -22,7 +22,7 @@ class FakeRay:
 
     class RayError(Exception): ...
 
-    def __init__(self, *nodes: dict[str, float], answer: Any = (__version__, "")):
+    def __init__(self, *nodes: dict[str, float], answer: Any = (__version__, "", None)):
         self.exceptions = SimpleNamespace(RayError=FakeRay.RayError)
         self._nodes, self.answer, self.closed = nodes, answer, False
         strategy = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node)
@@ -60,9 +60,9 @@ def test_a_job_asks_for_a_gpu_and_its_share_of_the_cpus(monkeypatch) -> None:
     assert found.hardware == "T4" and "2 node(s) with 12 x T4" in found.about()
     assert found._needs(3) == (1, 3) and found._needs(15) == (1, 6) and found._needs(0) == (1, 1)
     assert len(found.slots(100)) == 100 and len(found.slots(100, waiting=False)) == 12
-    ray = FakeRay({"GPU": 4.0, "CPU": 2.0}, answer=(__version__, "NVIDIA H200"))
+    ray = FakeRay({"GPU": 4.0, "CPU": 2.0}, answer=(__version__, "NVIDIA H200", 2**37))
     found = connected(monkeypatch, ray)
-    assert found.hardware == "NVIDIA H200" and found._needs(15) == (1, 0.5)
+    assert (found.hardware, found.memory) == ("NVIDIA H200", 2**37) and found._needs(15) == (1, 0.5)
     assert len(found.slots(9, waiting=False)) == 4
 
 
@@ -70,7 +70,7 @@ def test_without_gpus_a_job_asks_for_cpus_that_every_node_has(monkeypatch) -> No
     found = connected(monkeypatch, FakeRay({"CPU": 16.0}, {"CPU": 2.0}, {"memory": 1.0}))
     assert found.hardware == "cpu" and found._needs(15) == (0, 2) and found._needs(1) == (0, 1)
     assert len(found.slots(100, waiting=False)) == 9
-    ray = FakeRay({"CPU": 16.0}, answer=(__version__, "cpu (Abacus 9, 6 cores)"))
+    ray = FakeRay({"CPU": 16.0}, answer=(__version__, "cpu (Abacus 9, 6 cores)", 2**30))
     assert connected(monkeypatch, ray).hardware == "cpu (Abacus 9, 6 cores)"
 
 
@@ -78,7 +78,7 @@ def test_without_gpus_a_job_asks_for_cpus_that_every_node_has(monkeypatch) -> No
     ("ray", "says"),
     [
         (FakeRay({"memory": 1.0}), "none of the cluster's 1 node"),
-        (FakeRay({"CPU": 1.0}, answer=("0.0.1", "")), "n0 has ace 0.0.1"),
+        (FakeRay({"CPU": 1.0}, answer=("0.0.1", "", None)), "n0 has ace 0.0.1"),
         (
             FakeRay({"CPU": 1.0}, answer=FakeRay.RayError("x\nModuleNotFoundError: No ace\ny")),
             "node n0 cannot run programs: ModuleNotFoundError: No ace; install ace",

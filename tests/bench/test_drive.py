@@ -89,7 +89,7 @@ class Scene:
         self.rates = Rates(folder / "results" / "mine", folder / "rates.json")
         for rate in how.get("rates", ()):
             self.rates.known.append(Rate("cpu", "ace", "debug", *rate))
-        plan.estimate(self.plan, self.rates, "cpu", how.get("cut"))
+        plan.estimate(self.plan, self.rates, "cpu", how.get("cut"), how.get("memory"))
         monkeypatch.setattr(drive, "collect", self.collect)
         self.text = io.StringIO()
         board = drive.Board(Console(file=self.text, width=200), quiet=False)
@@ -218,7 +218,7 @@ def test_the_plan_names_the_jobs_that_will_start(slots, limit, count, tmp_path, 
     scene = Scene(tmp_path, monkeypatch, [1] * 4, jobs=jobs, **how)
     starting = list(plan.to_start(scene.plan.todo, slots, limit))
     assert len(starting) == count
-    monkeypatch.setattr("ace.bench.drive.bytes_needed", lambda job: 0)
+    monkeypatch.setattr(plan, "bytes_needed", lambda job: 0)
     drive.show_plan(scene.plan, "cpu", scene.drive.board, starting)
     assert scene.text.getvalue().count("later") == 4 - count
     scene.drive.run()
@@ -364,6 +364,31 @@ def begin(part: plan.Planned, agent_step: int) -> None:
     """Leave a checkpoint of a job, as a call that was interrupted does."""
     (part.folder / "run" / "checkpoints" / str(agent_step)).mkdir(parents=True)
     (part.folder / "job.json").write_text(json.dumps(part.job.to_json()))
+
+
+@pytest.mark.parametrize(
+    "limit, memory, lanes",
+    [
+        (None, 60, [6]),  # 48 of 60 bytes, for six lanes of 8
+        (None, 59, [5, 1]),
+        (None, 25, [2, 2, 2]),
+        (100.0, 25, [1] * 6),  # the time allows one lane, the memory two
+        (50.0, 25, [2, 2, 2]),  # no part fits the time
+        (None, None, [6]),
+    ],
+)
+def test_jobs_that_do_not_fit_the_memory_are_cut(limit, memory, lanes, tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "bytes_needed", lambda job: 8 * len(job.lanes))
+    how: dict[str, Any] = {"rates": [(1, 30.0), (6, 30.0)], "cut": limit, "memory": memory}
+    scene = Scene(tmp_path, monkeypatch, [6], **how)
+    assert [len(p.job.lanes) for p in scene.plan.todo] == lanes
+
+
+def test_a_lane_that_does_not_fit_the_memory_is_refused_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "bytes_needed", lambda job: 3 * 2**30 * len(job.lanes))
+    message = r"ace on probe/0: a lane needs at least 3\.0 GiB, and the device has 512 MiB; set"
+    with pytest.raises(ConfigError, match=message):
+        Scene(tmp_path, monkeypatch, [2], memory=2**29)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from ace.settings.config import ConfigError
 
 def found(monkeypatch, kinds, visible=None):
     """The devices of a machine where JAX names these."""
-    done = subprocess.CompletedProcess([], 0, stdout=json.dumps(kinds) + "\n", stderr="")
+    pairs = [(kind, None if kind == "cpu" else 1000 + i) for i, kind in enumerate(kinds)]
+    done = subprocess.CompletedProcess([], 0, stdout=json.dumps(pairs) + "\n", stderr="")
     monkeypatch.setattr(local.subprocess, "run", lambda *_, **__: done)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
@@ -30,7 +31,8 @@ def found(monkeypatch, kinds, visible=None):
 )
 def test_every_accelerator_is_a_place_for_a_job_by_its_own_name(monkeypatch, count, visible, names):
     devices = found(monkeypatch, ["NVIDIA H200"] * count, visible)
-    assert devices == [local.Device("NVIDIA H200", name) for name in names]
+    named = [local.Device("NVIDIA H200", name, 1000 + i) for i, name in enumerate(names)]
+    assert devices == named
 
 
 def test_a_job_of_an_accelerator_sees_that_one(monkeypatch):
@@ -52,7 +54,7 @@ def test_a_cpu_is_named_by_its_processor_and_cores(monkeypatch, tmp_path):
     monkeypatch.setattr(local, "PROCESSORS", tmp_path / "cpuinfo")
     local.PROCESSORS.write_text("processor : 0\nmodel name : Abacus 9\nmodel name : Abacus 9\n")
     (device,) = found(monkeypatch, ["cpu"])
-    assert device.kind == "cpu (Abacus 9, 6 cores)"
+    assert device.kind == "cpu (Abacus 9, 6 cores)" and device.memory == local.host_memory()
     worker.check_device(device.kind)
     local.PROCESSORS.unlink()
     assert local.device_name("cpu").endswith(", 6 cores)")
