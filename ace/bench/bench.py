@@ -175,7 +175,9 @@ def carry_out(
             return cluster.start(planned.job, planned.folder, args.save_minutes)
         return LocalJob(planned.job, planned.folder, args.save_minutes, slot)
 
-    work = drive.Drive(plan, start, slots, rates, board, command_line(argv), hardware, limit)
+    given = (rates, board, command_line(argv), hardware, limit)
+    devices = len(cluster.slots(len(plan.todo), waiting=False)) if cluster else len(slots)
+    work = drive.Drive(plan, start, slots, *given, devices)
     try:
         signum = work.run()
     finally:

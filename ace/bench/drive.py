@@ -4,12 +4,12 @@ results, and goes on when one fails."""
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table as Grid
 
 from ace.bench.bench import collect
@@ -101,6 +101,20 @@ def why_nothing_starts(plan: Plan, limit: str) -> str:
     )
 
 
+class Line(NamedTuple):
+    """How far the suite, or one of its jobs, is."""
+
+    name: str
+    at: int  # env steps; of the suite, those of all lanes
+    of: int
+    left: float | None  # expected seconds
+
+    def share(self) -> str:
+        """How far it is, in words."""
+        time_left = "" if self.left is None else f", {duration(self.left)} left"
+        return f"{self.at / self.of:.0%} of {self.of:,} env steps{time_left}"
+
+
 class Board:
     """Shows all running jobs: bars in a terminal, else a line now and then."""
 
@@ -108,9 +122,8 @@ class Board:
         self.console, self.quiet = console, quiet
         self.progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:,.0f} of {task.total:,.0f} env steps"),
-            TimeRemainingColumn(),
+            BarColumn(20),
+            TextColumn("{task.fields[share]}"),
             console=console,
             disable=quiet or not console.is_terminal,
         )
@@ -122,22 +135,19 @@ class Board:
         if always or not self.quiet:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def update(self, running: Sequence[Planned]) -> None:
-        """Show how far jobs are."""
-        for p in running:
-            name = p.job.id
-            if name not in self._bars:
-                self._bars[name] = self.progress.add_task(f"{name}  {describe(p)}", total=p.last)
-            self.progress.update(self._bars[name], completed=p.running.env_step())
+    def update(self, lines: Sequence["Line"]) -> None:
+        """Show how far the suite and the running jobs are; what is not among them goes away."""
+        for name in set(self._bars) - {line.name for line in lines}:
+            self.progress.remove_task(self._bars.pop(name))
+        for line in lines:
+            if line.name not in self._bars:
+                self._bars[line.name] = self.progress.add_task(line.name, total=line.of, share="")
+            bar = self._bars[line.name]
+            self.progress.update(bar, completed=line.at, share=line.share())
         if not self.console.is_terminal and time.monotonic() - self._said > PLAIN_SECONDS:
             self._said = time.monotonic()
-            for p in running:
-                self.say(f"{p.job.id}: env step {p.running.env_step():,} of {p.last:,}")
-
-    def remove(self, planned: Planned) -> None:
-        """Take a job off the display."""
-        if (bar := self._bars.pop(planned.job.id, None)) is not None:
-            self.progress.remove_task(bar)
+            for line in lines:
+                self.say(f"{line.name}: {line.share()}")
 
 
 class Drive:
@@ -153,8 +163,10 @@ class Drive:
         command: str,
         hardware: str,
         limit: float | None,
+        devices: int | None = None,  # that share the work, if not one per slot
     ):
         self.plan, self.start, self.free = plan, start, list(slots)
+        self.devices = devices or len(slots)
         self.rates, self.board, self.command = rates, board, command
         self.hardware = hardware
         self.deadline = None if limit is None else time.monotonic() + limit
@@ -172,13 +184,31 @@ class Drive:
                     break
                 for planned in list(self.running):
                     self.watch(planned, bool(signals.signum))
-                self.board.update(self.running)
+                self.board.update(self.progress())
                 time.sleep(POLL_SECONDS)
         return signals.signum
 
     def left(self) -> float:
         """Seconds until jobs must save."""
         return time_for_jobs(None if self.deadline is None else self.deadline - time.monotonic())
+
+    def progress(self) -> list[Line]:
+        """How far the whole suite is, and each running job. The devices share what is left."""
+        plan, now = self.plan, time.monotonic()
+        lines = []
+        for p in self.running:
+            left = None if p.expected is None else max(p.expected - (now - p.begun), 0.0)
+            lines.append(Line(p.job.id, p.running.env_step(), p.last, left))
+        times = [line.left for line in lines] + [p.expected for p in self.pending]
+        known = [seconds for seconds in times if seconds is not None]
+        left = sum(known) / self.devices if len(known) == len(times) else None
+        before = plan.done * plan.suite.env_steps
+        made = [(p, line.at) for p, line in zip(self.running, lines, strict=True)]
+        made += [(p, p.made * p.repeat) for p in self.pending]
+        made += [(p, p.last) for p in plan.finished]
+        at = before + sum(steps * len(p.job.lanes) for p, steps in made)
+        of = before + sum(p.last * len(p.job.lanes) for p in plan.todo)
+        return [Line(f"suite {plan.suite.name}", at, of, left), *lines]
 
     def start_jobs(self) -> None:
         """Start the next jobs that fit the devices and the time."""
@@ -210,7 +240,6 @@ class Drive:
             return
         self.running.remove(planned)
         self.free.append(self.places.pop(planned.job.id))
-        self.board.remove(planned)
         if status == 0:
             self.collect(planned)
             return

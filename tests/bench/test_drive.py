@@ -1,6 +1,7 @@
 """What `ace bench` does with jobs, tried on jobs that only pretend: order, limits, failures,
 signals."""
 
+import dataclasses
 import io
 import json
 import os
@@ -297,6 +298,28 @@ def test_of_several_rates_the_newest_counts(tmp_path, monkeypatch) -> None:
     assert Rates(*given).find(job, "cpu") == pytest.approx(20.0)
     Rates(*given).add(own._replace(when="2026-04-01T00:00:00Z"))
     assert Rates(*given).find(job, "cpu") == pytest.approx(15.0)
+
+
+def test_the_whole_suite_has_a_share_and_a_time_beside_the_jobs(tmp_path, monkeypatch) -> None:
+    """Two lanes of 1,000 env steps run, one waits, three are done; 25 and 35 s are expected."""
+    clock = Clock(monkeypatch)
+    scene = Scene(tmp_path, monkeypatch, [1, 2], rates=[(1, 100.0), (2, 100.0)])
+    scene.plan.done = 3
+    scene.plan.suite = dataclasses.replace(scene.plan.suite, env_steps=STEPS)
+    scene.drive.start_jobs()
+    clock.now = 5.0
+    (running,) = scene.drive.running
+    running.running.seen = 40
+    lanes = len(running.job.lanes)
+    suite, job = scene.drive.progress()
+    assert (job.at, job.of, job.left) == (400, STEPS, pytest.approx(10 + 10 * lanes))
+    assert (suite.at, suite.of) == (3 * STEPS + lanes * 400, 6 * STEPS)
+    assert suite.left == pytest.approx(25 + 35 - 5)
+    clock.now = 100.0  # no terminal: a line every minute
+    scene.drive.board.update([suite, job])
+    text = scene.text.getvalue()
+    assert "suite mine: 63% of 6,000 env steps, 55 s left" in text
+    assert f"{running.job.id}: 40% of 1,000 env steps" in text
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
