@@ -33,8 +33,11 @@ def entries(tasks: Sequence[Task], taken: Collection[str]) -> list[Entry]:
     """The public methods that have one of the tasks, with a name that is not `taken`."""
     wanted = [task.name for task in tasks if task.column == "return"]
     sources = anchors.sources()
+    known = anchors.curves()
+    if PAPER_STEP in {task.env_step for task in tasks}:
+        known = {**_points(), **known}
     found = []
-    for method, curves in anchors.curves().items():
+    for method, curves in known.items():
         mine = {
             task: {seed: _series(points) for seed, points in curves[task].items()}
             for task in wanted
@@ -45,6 +48,18 @@ def entries(tasks: Sequence[Task], taken: Collection[str]) -> list[Entry]:
             found.append(Entry(name, "public", sources.get(method, ""), mine))
     # Those that are shown come first, so that they get the colours that differ most.
     return sorted(found, key=lambda e: SHOWN.index(e.name) if e.name in SHOWN else len(SHOWN))
+
+
+def _points() -> anchors.Curves:
+    """The scores of methods without curves, as curves of one point: each run's evaluation nearest
+    to 500k env steps."""
+    return {
+        method: {
+            task: {seed: [(PAPER_STEP, score)] for seed, score in seeds.items()}
+            for task, seeds in tasks.items()
+        }
+        for method, tasks in anchors.final_scores().items()
+    }
 
 
 def _series(points: Sequence[tuple[int, float]]) -> Series:

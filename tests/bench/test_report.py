@@ -66,6 +66,19 @@ def test_a_curve_has_the_interval_of_the_table(tmp_path: Path) -> None:
             assert overall[key][-1] == pytest.approx(found[key])
 
 
+def test_public_methods_without_curves_are_shown_at_their_step(tmp_path: Path) -> None:
+    steps = (100_000, 300_000, 500_000)
+    task = "dmc/hopper-stand"
+    data = numbers(make_suite(tmp_path / "s", tasks=(task,), steps=steps), anchors=True)
+    score = data["scores"]["D4PG"][task]
+    runs = anchors.final_scores()["D4PG"][task].values()
+    assert score["env_step"] == 500_000 and score["last"]["runs"] == list(runs)
+    assert score["last3"] is None and {"DMPO", "MPO"} < data["scores"].keys()
+    assert "BMPC" not in data["scores"]  # means alone
+    data = numbers(make_suite(tmp_path / "t", tasks=(task,)), anchors=True)
+    assert "D4PG" not in data["scores"]
+
+
 def test_scores_at_the_last_shared_step(tmp_path: Path) -> None:
     suite = make_suite(tmp_path / "s")
     short = {s: {step: make_row(7.0) for step in STEPS[: 1 + (s > 0)]} for s in (0, 1)}
