@@ -42,8 +42,8 @@ def describe_lanes(job: Job, settings: Sequence[Any]) -> list[dict[str, Any]]:
     return found
 
 
-def collect(planned: Planned, results: Path, command: str, score: str = "") -> Rate:
-    """Add the results of a finished job, then delete its checkpoints; `score` is the suite's."""
+def collect(planned: Planned, results: Path, command: str, suite: suites.Suite) -> Rate:
+    """Add the results of a finished job, then delete its checkpoints."""
     from ace.run.record import read_csv
 
     job, folder = planned.job, planned.folder
@@ -80,7 +80,8 @@ def collect(planned: Planned, results: Path, command: str, score: str = "") -> R
         "wall_clock_s": wall,
         "lane_steps_per_s": round(rate, 1),
         "finished": now(),
-    } | ({"score": score} if score else {})
+        **suite.told(),
+    }
     add_program(results, description, tables)
     clean_up(folder)
     return Rate(hardware, job.agent, job.preset, len(job.lanes), rate, now())
@@ -114,7 +115,7 @@ def check_complete(job: Job, tables: dict[tuple[str, str], Table]) -> None:
 
 
 def command_line(argv: Sequence[str]) -> str:
-    """The command that made results, without what only this call needs."""
+    """The command of this call, for the descriptions of results."""
     return shlex.join(["ace", "bench", *argv])
 
 

@@ -103,6 +103,13 @@ def column_names(entries: Sequence[Entry]) -> list[str]:
     return [n for n in COLUMNS if n in found] + sorted(found - {*COLUMNS, *NOT_DRAWN})
 
 
+def suite_columns(entries: Sequence[Entry]) -> list[str]:
+    """The columns that the suites of results ask for."""
+    series = (s for e in entries for seeds in e.tasks.values() for s in seeds.values())
+    asked = (s.program.get("columns") or () for s in series if s.program)
+    return list(dict.fromkeys(str(name) for names in asked for name in names))
+
+
 def column_curves(table: Table, column: str, notes: list[str]) -> Numbers:
     """The curves of a column of our results, by method, and the tasks that have one."""
     tasks = [task._replace(column=column) for task in table.tasks]

@@ -263,8 +263,7 @@ class Drive:
         """Add what a job found to the results."""
         took = time.monotonic() - planned.begun
         try:
-            score = self.plan.suite.score
-            rate = collect(planned, self.plan.results, self.command, score)
+            rate = collect(planned, self.plan.results, self.command, self.plan.suite)
         except Exception as error:  # whatever is wrong with one job, the others go on
             self.fail(planned, f"its results cannot be used: {error}")
             return

@@ -29,7 +29,7 @@ class LaneSpec(NamedTuple):
 @dataclass(frozen=True)
 class Job:
     """One program of a suite. On a GPU rounding depends on the lanes of a program, so these follow
-    from the suite alone, unless the program would not fit into the time that the user has."""
+    from the suite alone, unless lanes are done or do not fit the memory or the time there is."""
 
     suite: str
     agent: str  # the registered agent, of which lanes may be variants
@@ -153,7 +153,10 @@ def make_jobs(suite: Suite, lanes: int | None = None) -> list[Job]:
     groups: dict[Any, list[LaneSpec]] = {}
     for name, entry in entries.items():
         for task in suite.tasks:
-            config = make_config(name, job([name], ()), task)
+            try:
+                config = make_config(name, job([name], ()), task)
+            except (ConfigError, ValueError) as error:
+                raise ConfigError(f"suite {suite.name}, agent {name}: {error}") from error
             goal = get_spec(task + entry.task_suffix).goal if config.replay.hindsight else None
             shape = (agents[name][0], str(jax.tree.structure(config)), goal)
             made = [LaneSpec(name, task, seed) for seed in suite.seeds]

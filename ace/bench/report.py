@@ -11,7 +11,7 @@ from typing import Any
 import tyro
 
 from ace.bench import tables
-from ace.bench.curves import column_names
+from ace.bench.curves import column_names, suite_columns
 from ace.bench.page import finite, page
 from ace.bench.results import COLUMNS, ResultError, write_text
 from ace.bench.scores import Entry, read
@@ -33,7 +33,8 @@ class ReportArgs:
     anchors: bool = True
     """Show the paper's numbers and public results of other methods too."""
     columns: tuple[str, ...] = ()
-    """Columns of the results to draw as curves too, such as value_bias value_bias_std."""
+    """Columns of the results to draw as curves too, such as value_bias value_bias_std; by default
+    those of the suite."""
     title: str = ""
     """Heading of the page; by default the names of the suites."""
 
@@ -55,9 +56,10 @@ def report(args: ReportArgs) -> list[Path]:
     if args.out.exists() and not args.out.is_dir():
         raise ResultError(f"--out {args.out} is a file; give a folder")
     entries, notes = read(args.results)
-    columns, known = list(dict.fromkeys(args.columns)), column_names(entries)
-    if unknown := [column for column in columns if column not in known]:
+    known = column_names(entries)
+    if unknown := [column for column in args.columns if column not in known]:
         raise ResultError(f"no column {unknown[0]!r} to draw; there are: {', '.join(known)}")
+    columns = list(dict.fromkeys(args.columns)) or [x for x in suite_columns(entries) if x in known]
     data = summarise(entries, notes, at=args.at, anchors=args.anchors, columns=columns)
     written = write(data, args.out, args.title or _title(entries))
     for note in data["notes"]:

@@ -22,6 +22,7 @@ FIELDS = {
     "lanes": int,
     "imports": list,
     "score": str,
+    "columns": list,
     "settings": dict,
     "agents": dict,
 }
@@ -55,6 +56,12 @@ class Suite:
     lanes: int  # most lanes of one program
     imports: tuple[str, ...]
     score: str = ""  # the number that scores its tasks, if not the usual one
+    columns: tuple[str, ...] = ()  # of its results, that a report draws beside the score
+
+    def told(self) -> dict[str, Any]:
+        """What descriptions of programs tell the report."""
+        known = {"score": self.score, "columns": list(self.columns)}
+        return {name: value for name, value in known.items() if value}
 
 
 def names() -> list[str]:
@@ -119,6 +126,7 @@ def parse(name: str, found: Mapping[str, Any], where: str) -> Suite:
         lanes,
         tuple(found.get("imports", ())),
         found.get("score", ""),
+        tuple(map(str, found.get("columns", ()))),
     )
 
 

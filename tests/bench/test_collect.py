@@ -11,11 +11,13 @@ import pytest
 from ace.bench import bench, mirror
 from ace.bench.jobs import Job, LaneSpec
 from ace.bench.plan import Planned
-from ace.bench.results import ResultError, read_table
+from ace.bench.results import ResultError, read_programs, read_table
+from ace.bench.suites import Suite
 
 LANES = (LaneSpec("ace", "maze/umaze", 0), LaneSpec("blind", "maze/umaze", 0))
 LANES += (LaneSpec("ace", "probe/point", 3),)
 JOB = Job("mine", "ace", "debug", 400, (), {"ace": {}, "blind": {}}, LANES)
+SUITE = Suite("mine", "", (), (), (0,), 400, "debug", 3, (), "coverage", ("model_error",))
 STEPS = (200, 400)
 EVAL = "lane,seed,task,env_step,return,policy_return,episode_length,coverage,wall_time"
 EXPLORED = "lane,seed,task,env_step,train_coverage,eval_coverage,model_error,cumulative_error"
@@ -49,7 +51,7 @@ def numbers(results: Path, agent: str, task: str, step: int) -> dict[str, float]
 
 def test_what_a_maze_records_reaches_the_results_of_its_lane_and_env_step(tmp_path) -> None:
     planned, results = make_job(tmp_path / "job"), tmp_path / "results"
-    bench.collect(planned, results, "ace bench mine")
+    bench.collect(planned, results, "ace bench mine", SUITE)
     found = numbers(results, "ace", "maze/umaze", 400)
     assert found == {
         **{"coverage": 0.1, "train_coverage": 0.75, "eval_coverage": 0.625},
@@ -59,15 +61,17 @@ def test_what_a_maze_records_reaches_the_results_of_its_lane_and_env_step(tmp_pa
     blind = numbers(results, "blind", "maze/umaze", 200)
     assert blind == {"coverage": 0.2, "train_coverage": 0.125, "eval_coverage": 0.25}
     assert numbers(results, "ace", "probe/point", 400) == {}
-    bench.collect(planned, results, "ace bench mine")  # the same once more
+    (about,) = read_programs(results)
+    assert about["score"] == "coverage" and about["columns"] == ["model_error"]
+    bench.collect(planned, results, "ace bench mine", SUITE)  # the same once more
 
 
 def test_other_numbers_of_a_maze_are_a_conflict_that_names_the_column(tmp_path) -> None:
     results = tmp_path / "results"
-    bench.collect(make_job(tmp_path / "one"), results, "ace bench mine")
+    bench.collect(make_job(tmp_path / "one"), results, "ace bench mine", SUITE)
     rows = (ROWS[0].replace("0.25", "0.5"), *ROWS[1:])
     with pytest.raises(ResultError, match=r"env step 200 has train_coverage 0\.25 of ace-"):
-        bench.collect(make_job(tmp_path / "two", rows), results, "ace bench mine")
+        bench.collect(make_job(tmp_path / "two", rows), results, "ace bench mine", SUITE)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +88,7 @@ def test_other_numbers_of_a_maze_are_a_conflict_that_names_the_column(tmp_path) 
 def test_a_maze_without_the_row_of_an_evaluation_is_refused(tmp_path, explored, message) -> None:
     planned, results = make_job(tmp_path / "job", explored), tmp_path / "results"
     with pytest.raises(ResultError, match=message) as caught:
-        bench.collect(planned, results, "ace bench mine")
+        bench.collect(planned, results, "ace bench mine", SUITE)
     assert f"delete {tmp_path / 'job'}" in str(caught.value) and not results.exists()
 
 
@@ -95,5 +99,5 @@ def test_results_of_a_maze_are_complete_after_a_copy_from_another_machine(tmp_pa
         data = mirror.read_part(tmp_path / "node" / "snapshot" / entry.name, 0)
         mirror.write_part(here / mirror.INCOMING / entry.name, 0, data)
     mirror.put_in_place(here, entries)
-    bench.collect(Planned(JOB, here, 400, 1, len(LANES)), tmp_path / "results", "ace bench")
+    bench.collect(Planned(JOB, here, 400, 1, len(LANES)), tmp_path / "results", "ace bench", SUITE)
     assert numbers(tmp_path / "results", "ace", "maze/umaze", 400)["cumulative_error"] == 2.0

@@ -138,6 +138,19 @@ def test_columns_are_files_and_old_ones_go(tmp_path: Path, capsys, drawn) -> Non
     assert f"{hint} {EVIL} value_bias" in capsys.readouterr().out
 
 
+def test_a_suite_chooses_columns_that_its_report_draws(tmp_path: Path, capsys, drawn) -> None:
+    suite = add_column(tmp_path / "s", "one", "value_bias", BIAS)
+    add_column(suite, "two", "other", {0: (1, 2, 3)})
+    path = suite / "programs" / "p-one-10.json"
+    asked = {"columns": ["value_bias", "not_recorded"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | asked))
+    report(ReportArgs((suite,), tmp_path / "out", anchors=False))
+    assert "curves-value_bias.png" in drawn and "curves-other.png" not in drawn
+    drawn.clear()
+    report(ReportArgs((suite,), tmp_path / "out", anchors=False, columns=("other",)))
+    assert "curves-value_bias.png" not in drawn and "curves-other.png" in drawn
+
+
 def test_unknown_columns_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     suite = add_column(tmp_path / "s", "one", "value_bias", BIAS)
     add_column(suite, "two", "empty", {0: (NAN, NAN, NAN)})

@@ -108,6 +108,9 @@ def test_the_papers_ablation_is_its_five_variants() -> None:
     suite = suites.load("ablation")
     names = ["ace", "ace-blind", "ace-blind-td", "tdmpc-s", "tdmpc-s-mve"]
     assert [entry.name for entry in suite.entries] == names and suite.env_steps == 500_000
+    bias = suites.load("value-bias")
+    assert bias.entries == suite.entries and set(bias.tasks) < set(suite.tasks)
+    assert bias.columns == suite.columns == ("value_bias", "value_bias_std")
 
 
 def test_an_agent_may_learn_a_task_for_another_ones_results(tmp_path) -> None:
@@ -153,7 +156,7 @@ def test_results_of_the_oracle_are_filed_under_the_sparse_task(tmp_path) -> None
     )
     done = {"config": {}, "settings": [{}], "versions": {"device": "cpu"}}
     (tmp_path / "work" / "done.json").write_text(json.dumps(done))
-    collect(planned, tmp_path / "results", "ace bench mine.toml", "success")
+    collect(planned, tmp_path / "results", "ace bench mine.toml", parse(score="success"))
     text = (tmp_path / "results" / "oracle" / "metaworld" / "push.csv").read_text().splitlines()
     assert text[1] == "3,1000,345.5,300.0,100.0,0.7,0.9"
     [about] = read_programs(tmp_path / "results")
@@ -239,6 +242,10 @@ def test_a_wrong_suite_is_refused_in_one_line(changes: dict[str, Any], why: str)
         ({"agents": {"nobody": {}}}, "agent 'nobody' unknown"),
         ({"agents": {"sac": {"settings": {"plan.horizon": 5}}}}, "does nothing for agent sac"),
         ({"preset": "defualt"}, "preset 'defualt' unknown"),
+        (
+            {"agents": {"ace": {}, "ace-none": {"settings": {"learn.batch": 0}}}},
+            "suite mine, agent ace-none: learn.batch is 0",
+        ),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_runs(changes, why: str) -> None:
