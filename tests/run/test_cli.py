@@ -22,7 +22,7 @@ from ace.envs import EnvError
 from ace.run.record import read_csv
 from ace.run.request import plan_run
 from ace.tools import played
-from tests.run.helpers import PAIR, small_run
+from tests.run.helpers import PAIR
 
 # A command, and words of the line that explains what is wrong with it.
 WRONG = [
@@ -382,13 +382,7 @@ SMALL = (
 ).split()
 
 
-def test_the_released_preset_trains(tmp_path):
-    """With small networks; it is the one whose updates come in blocks."""
-    _, run = small_run(tmp_path / "run", "probe/point", *SMALL, preset="released")
-    assert len(read_csv(run.folder / "eval.csv")) == 1
-
-
-@pytest.mark.parametrize("preset", ["default", "paper"])
+@pytest.mark.parametrize("preset", ["default", "paper", "released"])
 def test_the_options_of_a_preset_go_together(preset, monkeypatch):
     """Everything that the run would compile can be traced, which takes less time than a run."""
     traced, failed = [], []
