@@ -2,113 +2,20 @@
 signals."""
 
 import dataclasses
-import io
-import json
 import os
 import signal
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from ace.bench import bench, drive, plan, results
-from ace.bench.jobs import Job, LaneSpec
+from ace.bench import drive, plan, results
+from ace.bench.jobs import LaneSpec
 from ace.bench.rates import Rate, Rates, measure
-from ace.bench.suites import Suite
 from ace.bench.worker import STOPPED
-from ace.settings.config import ConfigError
-
-STEPS = 1000
-
-
-@dataclass
-class Pretend:
-    """A job that ends after some looks at it."""
-
-    looks: int = 2
-    status: int = 0
-    seen: int = 0
-    asked: list[str] = field(default_factory=list)
-
-    def poll(self) -> int | None:
-        self.seen += 1
-        if self.asked:
-            return STOPPED if self.asked[-1] == "stop" else -9
-        return self.status if self.seen > self.looks else None
-
-    def env_step(self) -> int:
-        return 10 * self.seen
-
-    def stop(self) -> None:
-        self.asked.append("stop")
-
-    def kill(self) -> None:
-        self.asked.append("kill")
-
-    def log(self) -> str:
-        return "one line\nthe last line"
-
-
-class Clock:
-    """A time that passes only when the loop waits."""
-
-    def __init__(self, monkeypatch):
-        self.now = 0.0
-        monkeypatch.setattr(drive.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(drive.time, "sleep", self.wait)
-
-    def wait(self, seconds: float) -> None:
-        self.now += 1.0
-
-
-class Timed(Pretend):
-    """A job that takes some seconds of a clock."""
-
-    def __init__(self, clock: Clock, seconds: float):
-        super().__init__()
-        self.clock, self.seconds, self.ends = clock, seconds, None
-
-    def poll(self) -> int | None:
-        self.ends = self.clock.now + self.seconds if self.ends is None else self.ends
-        return 0 if self.clock.now >= self.ends else None
-
-
-class Scene:
-    """A plan of jobs with given lanes, and what was started when."""
-
-    def __init__(self, folder: Path, monkeypatch, lanes: list[int], slots: int = 1, **how: Any):
-        monkeypatch.setattr(drive, "POLL_SECONDS", 0.0)
-        monkeypatch.setattr("ace.bench.rates.agent_steps", lambda job: STEPS)
-        self.folder, self.started, self.jobs = folder, [], how.get("jobs", {})
-        suite = Suite("mine", "", ("probe/point",), (), (0,), STEPS, "debug", 9, ())
-        self.planned = [self.one(i, count) for i, count in enumerate(lanes)]
-        self.plan = plan.Plan(suite, folder / "results", list(self.planned))
-        self.rates = Rates(folder / "results" / "mine", folder / "rates.json")
-        for rate in how.get("rates", ()):
-            self.rates.known.append(Rate("cpu", "ace", "debug", *rate))
-        plan.estimate(self.plan, self.rates, "cpu", how.get("cut"), how.get("memory"))
-        monkeypatch.setattr(drive, "collect", self.collect)
-        self.text = io.StringIO()
-        board = drive.Board(Console(file=self.text, width=200), quiet=False)
-        given = (board, "ace bench mine", "cpu", how.get("limit"))
-        self.drive = drive.Drive(self.plan, self.start, range(slots), self.rates, *given)
-
-    def one(self, index: int, count: int) -> plan.Planned:
-        lanes = tuple(LaneSpec("ace", f"probe/{index}", seed) for seed in range(count))
-        job = Job("mine", "ace", "debug", STEPS, (), {"ace": {}}, lanes)
-        return plan.Planned(job, self.folder / job.id, STEPS, 1, count)
-
-    def start(self, planned: plan.Planned, slot: Any) -> Pretend:
-        index = int(planned.job.lanes[0].task.rpartition("/")[2])
-        self.started.append(index)
-        return self.jobs.get(index, Pretend())
-
-    def collect(self, planned: plan.Planned, *_: Any) -> Rate:
-        return Rate("cpu", "ace", "debug", len(planned.job.lanes), 100.0)
+from tests.bench.pretend import STEPS, Clock, Pretend, Scene, Timed
 
 
 @pytest.mark.parametrize(
@@ -342,114 +249,3 @@ def test_a_job_that_does_not_stop_is_killed(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(drive, "KILL_SECONDS", 0.1)
     scene.drive.run()
     assert job.asked[0] == "stop" and job.asked[-1] == "kill"
-
-
-@pytest.mark.parametrize(
-    "text, seconds", [("25m", 1500), ("2h", 7200), ("90s", 90), ("90", 90), ("1.5m", 90)]
-)
-def test_times_are_read(text: str, seconds: float) -> None:
-    assert bench.read_limit(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["m", "soon", "-5m", "0", "infm", "nan"])
-def test_other_times_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="25m, 2h or 90s"):
-        bench.read_limit(text)
-
-
-@pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b", "1/0", "-1/2"])
-def test_wrong_shards_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="as in 1/4"):
-        plan.read_shard(text)
-
-
-@pytest.mark.parametrize(
-    "limit, lanes",
-    [
-        (None, [6]),
-        (300.0, [6]),  # 15 s and 6 * 1000 / 30, a tenth more: 236.5, and 20 s to save
-        (250.0, [5, 1]),  # 199.8 and 53.2 s
-        (100.0, [1] * 6),
-        (50.0, [6]),  # not even one lane would be finished: nothing is gained
-    ],
-)
-def test_jobs_that_a_limit_would_never_let_finish_are_cut(limit, lanes, tmp_path, monkeypatch):
-    how = {"rates": [(1, 30.0), (6, 30.0)], "cut": limit}
-    scene = Scene(tmp_path, monkeypatch, [6], **how)
-    assert [len(p.job.lanes) for p in scene.plan.todo] == lanes
-    assert {p.packed for p in scene.plan.todo} == {6}
-    seeds = sorted(lane.seed for p in scene.plan.todo for lane in p.job.lanes)
-    assert seeds == list(range(6))
-    assert len({p.folder for p in scene.plan.todo}) == len(lanes)
-
-
-def begin(part: plan.Planned, agent_step: int) -> None:
-    """Leave a checkpoint of a job, as a call that was interrupted does."""
-    (part.folder / "run" / "checkpoints" / str(agent_step)).mkdir(parents=True)
-    (part.folder / "job.json").write_text(json.dumps(part.job.to_json()))
-
-
-@pytest.mark.parametrize(
-    "limit, memory, lanes",
-    [
-        (None, 60, [6]),  # 48 of 60 bytes, for six lanes of 8
-        (None, 59, [5, 1]),
-        (None, 25, [2, 2, 2]),
-        (100.0, 25, [1] * 6),  # the time allows one lane, the memory two
-        (50.0, 25, [2, 2, 2]),  # no part fits the time
-        (None, None, [6]),
-    ],
-)
-def test_jobs_that_do_not_fit_the_memory_are_cut(limit, memory, lanes, tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "bytes_needed", lambda job: 8 * len(job.lanes))
-    how: dict[str, Any] = {"rates": [(1, 30.0), (6, 30.0)], "cut": limit, "memory": memory}
-    scene = Scene(tmp_path, monkeypatch, [6], **how)
-    assert [len(p.job.lanes) for p in scene.plan.todo] == lanes
-
-
-def test_a_lane_that_does_not_fit_the_memory_is_refused_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "bytes_needed", lambda job: 3 * 2**30 * len(job.lanes))
-    message = r"ace on probe/0: a lane needs at least 3\.0 GiB, and the device has 512 MiB; set"
-    with pytest.raises(ConfigError, match=message):
-        Scene(tmp_path, monkeypatch, [2], memory=2**29)
-
-
-@pytest.mark.parametrize(
-    "limit, others",
-    [
-        (100.0, [3, 2]),  # twice as fast as when it was cut: now three lanes fit
-        (None, [5]),
-        (10_000.0, [5]),
-    ],
-)
-def test_parts_that_an_earlier_call_has_begun_go_on(limit, others, tmp_path, monkeypatch) -> None:
-    how: dict[str, Any] = {"rates": [(1, 30.0), (6, 30.0)], "cut": 100.0}
-    begun = Scene(tmp_path, monkeypatch, [6], **how).plan.todo[2]
-    begin(begun, 500)
-    how = {"rates": [(1, 60.0), (6, 60.0)], "cut": limit}
-    scene = Scene(tmp_path, monkeypatch, [6], **how)
-    first, *rest = scene.plan.todo
-    assert (first.folder, first.made, len(first.job.lanes)) == (begun.folder, 500, 1)
-    assert sorted((len(p.job.lanes) for p in rest), reverse=True) == others
-    lanes = [lane for p in scene.plan.todo for lane in p.job.lanes]
-    assert len(lanes) == len(set(lanes)) == 6
-
-
-def test_parts_that_share_a_lane_are_not_both_continued(tmp_path, monkeypatch) -> None:
-    whole = Scene(tmp_path, monkeypatch, [4]).planned[0]
-    lanes = whole.job.lanes
-    for chosen, agent_step in ((lanes[:3], 100), (lanes[2:], 200), (lanes[:1], 250)):
-        begin(whole.part(chosen), agent_step)
-    found = Scene(tmp_path, monkeypatch, [4]).plan.todo
-    made = {p.job.lanes: p.made for p in found}
-    assert made == {lanes[2:]: 200, lanes[:1]: 250, lanes[1:2]: 0}  # 400 lane-steps come first
-
-
-def test_progress_is_that_of_the_newest_checkpoint(tmp_path, monkeypatch) -> None:
-    """Rows without one, as after results were moved away, are made again."""
-    folder = Scene(tmp_path, monkeypatch, [1]).planned[0].folder
-    (folder / "run").mkdir(parents=True)
-    (folder / "run" / "train.csv").write_text("lane,env_step\n0,900\n")
-    assert Scene(tmp_path, monkeypatch, [1]).plan.todo[0].made == 0
-    (folder / "run" / "checkpoints" / "400").mkdir(parents=True)
-    assert Scene(tmp_path, monkeypatch, [1]).plan.todo[0].made == 400
