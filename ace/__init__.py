@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
     if name == "ConfigError":
         from ace.engine import prepare
 
-        prepare.load_jax()  # the settings import it
+        prepare.environment()  # the settings import JAX
         from ace.settings.config import ConfigError
 
         return ConfigError
