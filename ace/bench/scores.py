@@ -216,7 +216,7 @@ def _describe_run(folder: Path) -> tuple[dict[int, str], dict[str, Any]]:
     versions = found["versions"]
     program = {
         "id": f"run-{folder.name}",
-        "command": None,
+        "command": versions.get("command"),
         "commit": versions.get("commit"),
         "hardware": versions.get("device"),
         "versions": versions,

@@ -66,6 +66,7 @@ class Loop:
 
     def __init__(self, run: Run, program: Program, capacity: int):
         self.program, self.config, self.folder = program, program.config, run.folder
+        self.command = run.command
         self.keeper = resume.Keeper(program, run.folder, capacity)
         lanes = len(program.setups)
         # Evaluations get a quarter of the cores: more would slow down the training's simulators.
@@ -194,7 +195,8 @@ class Loop:
 
     def write_versions(self, more: dict[str, Any] | None = None) -> None:
         """Write the software, hardware and options that the results depend on."""
-        found = {"precision": self.config.precision, "kernels": self.config.kernels}
+        options = {"precision": self.config.precision, "kernels": self.config.kernels}
+        found = {"command": self.command, **options}
         write_json(self.folder / "versions.json", versions() | found | (more or {}))
 
     @property

@@ -5,6 +5,7 @@ import difflib
 import importlib
 import importlib.util
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ class Run:
     save_minutes: float = 10.0
     imports: tuple[str, ...] = ()  # modules to import before any name is looked up
     notes: tuple[str, ...] = ()  # lines about the tasks, to be printed at the start
+    command: str | None = None  # that made it; None: made from Python
 
     def describe(self) -> dict[str, Any]:
         """What `config.json` holds."""
@@ -54,7 +56,8 @@ def plan_run(argv: Sequence[str]) -> Run:
     """The run that the arguments of `ace train` describe, checked; writes nothing."""
     cls, config = train_class(argv)
     asked = flags.parse_train(cls, argv, config)
-    return make_run(asked, lambda config: flags.parse_train(cls, argv, config).config)
+    run = make_run(asked, lambda config: flags.parse_train(cls, argv, config).config)
+    return replace(run, command=shlex.join(["ace", "train", *argv]))
 
 
 def make_run(asked: flags.TrainArgs, change: Callable[[Config], Config]) -> Run:
@@ -124,10 +127,17 @@ def open_run(
         setups = [s._replace(config=settings.replace(s.config, longer)) for s in setups]
     found = read_json(folder / "config.json")
     notes = task_notes(dict.fromkeys(setup.task for setup in setups))
-    options = (tensorboard, quiet, save_minutes)
-    return Run(
-        agent, preset, setups, labels, folder, *options, tuple(found.get("imports", ())), notes
-    )
+    options = (tensorboard, quiet, save_minutes, tuple(found.get("imports", ())), notes)
+    return Run(agent, preset, setups, labels, folder, *options, command_of(folder))
+
+
+def command_of(folder: Path) -> str | None:
+    """The command that made a run, if its folder says so."""
+    try:
+        found = read_json(folder / "versions.json")["command"]
+    except (ConfigError, OSError, KeyError, TypeError):  # a run does not need the file
+        return None
+    return found if isinstance(found, str) else None
 
 
 def make_lanes(asked: flags.TrainArgs, change: Callable[[Config], Config]) -> Lanes:

@@ -4,6 +4,7 @@ anything is written."""
 import dataclasses
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,11 +17,12 @@ import jax
 import pytest
 
 from ace import cli
+from ace.bench.scores import read_run
 from ace.engine.compile import Function
 from ace.engine.program import Program
 from ace.envs import EnvError
 from ace.run.record import read_csv
-from ace.run.request import plan_run
+from ace.run.request import open_run, plan_run
 from ace.tools import played
 from tests.run.helpers import PAIR
 
@@ -307,6 +309,23 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli") / "run"
     cli.main(["train", *PAIR, "--preset", "debug", "--run", str(folder), "--quiet"])
     return folder
+
+
+def test_a_run_remembers_its_command(finished):
+    argv = ["train", *PAIR, "--preset", "debug", "--run", str(finished), "--quiet"]
+    made, path = shlex.join(["ace", *argv]), finished / "versions.json"
+    assert json.loads(path.read_text())["command"] == made
+    assert open_run(finished).command == made  # which goes on with it
+    for method in read_run(finished):  # for reports
+        programs = [s.program for seeds in method.tasks.values() for s in seeds.values()]
+        assert programs and all(p and p["command"] == made for p in programs)
+    aside = path.rename(finished / "aside")
+    for text in ("", "{", "[]", "{}", '{"command": 3}'):
+        path.write_text(text)
+        assert open_run(finished).command is None
+    path.unlink()
+    assert open_run(finished).command is None
+    aside.rename(path)
 
 
 def test_a_run_leaves_its_results(finished):
