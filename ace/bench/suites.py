@@ -26,7 +26,13 @@ FIELDS = {
     "settings": dict,
     "agents": dict,
 }
-AGENT_FIELDS = {"agent": str, "task_suffix": str, "settings": dict, "sweep": dict}
+AGENT_FIELDS = {
+    "agent": str,
+    "task_suffix": str,
+    "settings": dict,
+    "sweep": dict,
+    "factors": dict,
+}
 
 
 @dataclass(frozen=True)
@@ -158,17 +164,51 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _swept(label: str, about: Mapping[str, Any], shared: dict[str, Any], where: str) -> list[Entry]:
-    """One entry, or one per combination of swept values, named by them."""
+    """One entry, or one per combination of swept values and cell of the factors, named by them."""
     agent, settings = about.get("agent", ""), _flat(about.get("settings", {}))
     sweep: dict[str, Sequence[Any]] = _flat(about.get("sweep", {}))
     for name, values in sweep.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{where}: sweep of {name} must be a list of values")
+    factors = _factors(about.get("factors", {}), where)
     entries = []
-    for values in itertools.product(*sweep.values()):
-        chosen = dict(zip(sweep, values, strict=True))
-        suffix = "".join(f"-{n.rpartition('.')[2]}={v}" for n, v in chosen.items())
+    for values in itertools.product(*sweep.values(), fraction(len(factors))):
+        chosen = dict(zip(sweep, values[:-1], strict=True))
+        levels = dict(zip(factors, values[-1], strict=True))
+        suffix = "".join(f"-{n.rpartition('.')[2]}={v}" for n, v in (chosen | levels).items())
         check_name(label + suffix, where)
+        for name, level in levels.items():
+            chosen |= factors[name] if level else {}
         made = (label + suffix, agent, settings | chosen, shared, about.get("task_suffix", ""))
         entries.append(Entry(*made))
     return entries
+
+
+def _factors(found: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
+    """The settings that each factor changes, checked: no two may change the same."""
+    factors, changed_by = {}, {}
+    for factor, changes in found.items():
+        if not isinstance(changes, dict) or not changes:
+            raise ConfigError(f"{where}: factor {factor} must be a table of settings")
+        factors[factor] = _flat(changes)
+        for name in factors[factor]:
+            if name in changed_by:
+                first = changed_by[name]
+                raise ConfigError(f"{where}: factors {first} and {factor} both change {name}")
+            changed_by[name] = factor
+    return factors
+
+
+def fraction(count: int) -> list[tuple[int, ...]]:
+    """The levels, 0 or 1, of some factors in every cell of a fraction of all combinations: the
+    first factors in all combinations, and each other one the sum modulo 2 of an odd number of them.
+    Main effects then are independent of each other and of every interaction of two factors
+    (resolution IV); 2^m cells hold up to 2^(m-1) factors."""
+    free = 0
+    while 2**free < 2 * count:
+        free += 1
+    sums = [c for odd in range(1, free + 1, 2) for c in itertools.combinations(range(free), odd)]
+    return [
+        tuple(sum(levels[i] for i in chosen) % 2 for chosen in sums[:count])
+        for levels in itertools.product((0, 1), repeat=free)
+    ]

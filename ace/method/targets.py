@@ -45,12 +45,11 @@ def merge_moments(
 def novelty_reward(
     error: jax.Array, mask: jax.Array, moments: Moments, learn: LearnConfig
 ) -> jax.Array:
-    """r^i in [0, 1]: how far the error lies above its running mean, scaled (4.2, 4.3)."""
+    """r^i, in [0, 1] if scaled: how far the error lies above its running mean (4.2, 4.3)."""
     excess = jnp.maximum((error - moments.mean) * jax.lax.rsqrt(moments.var + 1e-12), 0.0) * mask
     novelty = jnp.where(excess > 0, jnp.maximum(excess, 1e-12) ** learn.novelty_power, 0.0)
-    if learn.novelty_scale_by_max:
-        novelty = novelty / (novelty.max() + 1e-6)
-    return novelty
+    share = learn.novelty_scale_by_max
+    return novelty / (share * (novelty.max() + 1e-6) + (1 - share))
 
 
 def lambda_targets(

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_origin
 
 from ace.settings.config import Config, ConfigError, flatten, literals
 
+NUMBERS_NOW = ("learn.novelty_scale_by_max",)  # settings that were true or false in older files
 LONGEST = 100  # most iterations, and most steps, of a plan
 MOST_UPDATES = 1000  # of an agent step; published are at most 128
 
@@ -50,6 +51,8 @@ def _plain_value(kind: Any, value: Any, name: str) -> Any:
     if get_origin(kind) is tuple and isinstance(value, list):
         return tuple(value)  # JSON has no tuples; an agent's own section may
     kind = str if get_origin(kind) is Literal else get_origin(kind) or kind
+    if name in NUMBERS_NOW and type(value) is bool:
+        return float(value)
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise ConfigError(f"{name} is {value!r:.40}; it must be of type {kind.__name__}")
     return value
@@ -78,7 +81,7 @@ def _check_ranges(c: Config, flat: dict[str, Any]) -> None:
     unit = ("plan.policy_fraction", "plan.momentum", "plan.elite_reuse", "learn.discount")
     unit += ("learn.td_lambda", "learn.time_decay", "learn.target_momentum", "learn.novelty_ema")
     unit += ("learn.beta1", "learn.beta2", "replay.priority_power", "replay.importance_power")
-    unit += ("replay.hindsight",)
+    unit += ("replay.hindsight", "learn.novelty_scale_by_max")
     unit += ("repair.pessimism", "repair.policy_scale", "repair.step_stats", "repair.normalise")
     for name in unit:
         if not 0 <= flat[name] <= 1:

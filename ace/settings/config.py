@@ -193,8 +193,8 @@ class LearnConfig:
     """How the novelty weight grows."""
     novelty_power: float = 0.6
     """xi: exponent of the normalised novelty."""
-    novelty_scale_by_max: bool = True
-    """Divide by the largest novelty of the batch, so that it lies in [0, 1]."""
+    novelty_scale_by_max: float = 1.0
+    """Divide by the largest novelty of the batch, so that it lies in [0, 1] (1), or not (0)."""
     novelty_moments: Literal["cumulative", "ema"] = "cumulative"
     """Mean and deviation of the prediction error over all updates, or a moving average."""
     novelty_ema: float = 0.99

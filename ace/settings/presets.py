@@ -151,7 +151,7 @@ def _released(task: str, spec: EnvSpec, repeat: int) -> Settings:
         "learn.update_mode": "block",
         "learn.novelty_weight": 0.5 if task.startswith("maze/") else 0.25,
         "learn.novelty_power": 1.0,
-        "learn.novelty_scale_by_max": False,
+        "learn.novelty_scale_by_max": 0.0,
         "parity.first_std_floor": True,
         "parity.clip_action": False,
         "parity.elites_at_first": False,

@@ -4,6 +4,7 @@ import io
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -195,6 +196,26 @@ def test_scores_and_tasks_that_do_not_fit_are_refused(changes, why: str) -> None
         make_jobs(parse(**changes))
 
 
+@pytest.mark.parametrize("count", range(1, 17))
+def test_main_effects_of_a_fraction_are_free_of_each_other_and_of_pairs(count: int) -> None:
+    cells = 2 * np.array(suites.fraction(count)) - 1
+    assert len(cells) < 4 * count and len({tuple(c) for c in cells}) == len(cells)
+    pairs = [cells[:, i] * cells[:, j] for i in range(count) for j in range(i)]
+    assert np.array_equal(cells.T @ cells, len(cells) * np.eye(count))
+    assert not pairs or not np.any(cells.T @ np.array(pairs).T)
+
+
+def test_factors_make_a_cell_for_every_combination_of_levels() -> None:
+    three = {"a": {"plan.momentum": 0.2}, "b": {"learn": {"discount": 0.9}}}
+    three["c"] = {"learn.td-lambda": 0.5, "plan.temperature": 2.0}
+    suite = parse(agents={"ace": {"settings": {"learn.discount": 0.7}, "factors": three}})
+    assert len(suite.entries) == 8 and dict(suite.entries[0].settings) == {"learn.discount": 0.7}
+    found = {e.name: dict(e.settings) for e in suite.entries}
+    assert found["ace-a=1-b=1-c=0"] == {"plan.momentum": 0.2, "learn.discount": 0.9}
+    both = {"learn.td_lambda": 0.5, "plan.temperature": 2.0}
+    assert found["ace-a=0-b=0-c=1"] == {"learn.discount": 0.7} | both
+
+
 def test_a_sweep_names_its_agents_by_their_values(tmp_path) -> None:
     sweep = {"learn.td_lambda": [0.0, 0.4], "plan": {"noise_beta": [2.0]}}
     suite = parse(agents={"ace": {"sweep": sweep}}, seeds="7")
@@ -226,6 +247,15 @@ def test_a_sweep_names_its_agents_by_their_values(tmp_path) -> None:
         ({"agents": {"ace": {"setting": {}}}}, "did you mean settings"),
         ({"agents": {"ace": {"sweep": {"learn.td_lambda": 0.5}}}}, "must be a list"),
         ({"agents": {"ace": {"sweep": {"plan.select": ["best/worst"]}}}}, "is not a name"),
+        ({"agents": {"ace": {"factors": {"fast": 0.5}}}}, "fast must be a table"),
+        (
+            {
+                "agents": {
+                    "ace": {"factors": {"a": {"plan.momentum": 0}, "b": {"plan.momentum": 1}}}
+                }
+            },
+            "a and b both change plan.momentum",
+        ),
     ],
 )
 def test_a_wrong_suite_is_refused_in_one_line(changes: dict[str, Any], why: str) -> None:

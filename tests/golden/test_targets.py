@@ -137,7 +137,7 @@ def test_novelty_is_scaled_by_the_batch_maximum_and_raised() -> None:
     np.testing.assert_allclose(
         novelty_reward(error, mask, moments, LearnConfig())[0], wanted, rtol=1e-5
     )
-    plain = LearnConfig(novelty_power=1.0, novelty_scale_by_max=False)
+    plain = LearnConfig(novelty_power=1.0, novelty_scale_by_max=0.0)
     np.testing.assert_allclose(
         novelty_reward(error, mask, moments, plain)[0], [0, 0, 1, 2, 4], rtol=1e-5
     )
