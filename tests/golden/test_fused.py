@@ -195,8 +195,9 @@ def small(changes: dict[str, Any]) -> Config:
     return replace(Config(), sizes | {"plan.horizon": 2} | changes)
 
 
-def test_an_update_on_the_fast_path_has_the_gradients_of_the_plain_one() -> None:
-    """The loss of model and critics, and the policy's, as a GPU would compute them."""
+def test_the_gradients_of_an_update_are_made_by_kernels() -> None:
+    """Those of model, critics and policy, and only on the fast path; `test_fused_update.py`
+    compares their numbers."""
     config = small({"net.latent": 8, "plan.horizon": 3, "precision": "f32"})
     rng = np.random.default_rng(0)
     params, _ = model.init(rng, config, 5, 2)
@@ -224,14 +225,12 @@ def test_an_update_on_the_fast_path_has_the_gradients_of_the_plain_one() -> None
         online = model.encode(model.cast(config, params), batch.obs)
         of_policy = jax.grad(learner.policy_loss_of, has_aux=True)
         policy, _ = of_policy(policy_params, lane, model_params, aux["z"], online, batch, eps)
-        rest = jnp.abs(aux["z"][..., 8:]).sum()  # zeros up to a round size
-        return grads, policy, aux | {"z": aux["z"][..., :8], "rest": rest}
+        return grads, policy
 
     both = {"norm_elu", "norm_tanh", "elu", "norm_elu_head", "elu_head", "gru", "batch_norm"}
-    names, fast = traced(gradients, fused.TABLE, jnp.pad(targets, ((0, 0), (0, 0), (0, 8))))
-    none, plain = traced(gradients, {}, targets)
+    names, _ = traced(gradients, fused.TABLE, jnp.pad(targets, ((0, 0), (0, 0), (0, 8))))
+    none, _ = traced(gradients, {}, targets)
     assert names == both | {f"{name}_gradient" for name in both} and not none
-    same(fast(), plain(), 2e-5)
 
 
 # The optimiser

@@ -73,7 +73,7 @@ def test_a_plan_in_f32(latent: int) -> None:
         np.testing.assert_allclose(named(got)[name], x, atol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("latent", LATENTS)
+@pytest.mark.parametrize("latent", LATENTS[1:])
 def test_a_plan_in_bf16(latent: int) -> None:
     truth, plain, (fast, report) = (
         planned(latent, "f32", "plain", True)[0],
