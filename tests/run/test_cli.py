@@ -73,7 +73,7 @@ WRONG = [
     ("train probe/point --learn.td-lambda high", "it must be a number"),
     ("train probe/point --learn.td-lambda 2", "between 0 and 1"),
     ("train probe/point --learn.learning-rate nan", "learn.learning_rate is nan"),
-    ("train probe/point --learn.novelty-scale-by-max=maybe", "it must be true or false"),
+    ("train probe/point --parity.clip-action=maybe", "it must be true or false"),
     ("train probe/point --vary learn.td-lamda=0.1", "did you mean learn.td_lambda"),
     ("train probe/point --vary learn.td-lambda=x", "not a float"),
     ("train probe/point --vary learn.td-lambda", "a value is missing"),
