@@ -1,7 +1,7 @@
 """The figures of a report as PNG and PDF, from the same numbers as its tables."""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -213,7 +213,8 @@ def _aggregates(data: Numbers, scoring: str) -> Any:
             rows[name + share] = (found, style["color"], not share)
     if not rows:
         return None
-    figure = Figure(figsize=(10.5, 0.8 + 0.3 * len(rows)), layout="constrained")
+    width = _beside_names(rows, 7.5, least=10.5)
+    figure = Figure(figsize=(width, 0.8 + 0.3 * len(rows)), layout="constrained")
     panels = figure.subplots(1, len(STATISTICS), sharey=True)
     for axis, (key, title) in zip(panels, STATISTICS.items(), strict=True):
         axis.set_title(title, loc="left", fontweight="bold")
@@ -234,7 +235,8 @@ def _improvement(data: Numbers, scoring: str) -> Any:
     if not pairs:
         return None
     names = [f"{pair['x']} > {pair['y']}" for pair in pairs]
-    figure = Figure(figsize=(5.4, 0.9 + 0.3 * len(pairs)), layout="constrained")
+    width = _beside_names(names, 3.0, least=5.4)
+    figure = Figure(figsize=(width, 0.9 + 0.3 * len(pairs)), layout="constrained")
     axis = figure.subplots()
     axis.axvline(0.5, color="#999999", linewidth=1)
     for place, pair in enumerate(pairs):
@@ -243,6 +245,11 @@ def _improvement(data: Numbers, scoring: str) -> Any:
     axis.set_xlim(-0.02, 1.02)
     axis.set_xlabel("probability of improvement")
     return figure
+
+
+def _beside_names(names: Iterable[str], panels: float, least: float) -> float:
+    """The width in inches of a figure whose rows have names beside panels of some width."""
+    return max(least, panels + 0.075 * max(map(len, names)))
 
 
 def _rows(axis: Any, names: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from ace.bench.report import PlotArgs, ReportArgs, plot, report
 from ace.bench.results import ResultError, add_program, write_table
 from ace.bench.scores import Task, read, read_run, take
 from ace.bench.summary import summarise
-from tests.bench.made import EVIL, STEPS, make_row, make_run, make_suite
+from tests.bench.made import EVIL, RETURNS, STEPS, make_row, make_run, make_suite
 
 
 def numbers(*folders: Path, **options) -> dict:
@@ -220,6 +220,16 @@ def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     page, text = (out / "index.html").read_text(), (out / "tasks.md").read_text()
     assert "<img" not in page + text and page.count("</script>") == 3
     assert r"\textless{}img src=x" in (out / "tasks.tex").read_text()
+
+
+@pytest.mark.filterwarnings("error")
+def test_names_of_many_settings_leave_room_for_the_panels(tmp_path: Path) -> None:
+    """As factors name them; figures of one width warned that no room was left, and were drawn over
+    each other."""
+    names = [f"ace-huber={i}-penalty=0-mean=0-steps=0-scale=0-beta2=0-burst=0-rate=0" for i in "01"]
+    suite = make_suite(tmp_path / "suite", dict(zip(names, RETURNS.values(), strict=True)))
+    report(ReportArgs((suite,), tmp_path / "out", anchors=False))
+    assert (tmp_path / "out" / "improvement.png").exists()
 
 
 def test_ten_thousand_rows_are_thinned_but_scored_in_full(tmp_path: Path) -> None:
