@@ -14,6 +14,7 @@ from ace.method.types import Batch, Lane, LearnerState, Metrics, Params
 from ace.planners import PLANNERS, Context, Planner
 from ace.settings import keys
 from ace.settings.config import Config
+from ace.settings.presets import REPAIRS
 
 
 class Memory(NamedTuple):
@@ -204,4 +205,5 @@ AGENT = Agent(
     constants=lambda config: planner_of(config).constants(config),
     footprint=footprint,
     sections=("net", "plan", "learn", "replay", "parity", "repair"),
+    defaults=REPAIRS,
 )

@@ -264,12 +264,13 @@ def policy_loss_of(
     value = model.between(
         model.value(critics, z, model.perturb(learn, mean, eps[0])), repair.pessimism
     )
-    mask = jnp.concatenate([jnp.ones_like(batch.mask[:1]), batch.mask])
+    weight = jnp.concatenate([jnp.ones_like(batch.mask[:1]), batch.mask])
+    weight *= repair.policy_decay ** jnp.arange(len(weight), dtype=weight.dtype)[:, None]
     scale = jnp.maximum(jnp.abs(jax.lax.stop_gradient(value)).mean(), 1.0) ** repair.policy_scale
-    loss = losses.policy(value, mask) / scale
+    loss = losses.policy(value, weight) / scale
     count = lane.action_mask.sum()
     loss += repair.action_penalty * jnp.sum(
-        jnp.mean(jnp.square(raw * lane.action_mask).sum(-1) * mask, -1) / count
+        jnp.mean(jnp.square(raw * lane.action_mask).sum(-1) * weight, -1) / count
     )
     if config.parity.bc_weight:
         imitation = model.noisy_policy(params, learn, online[:-1], eps[1, 1:])

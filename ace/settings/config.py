@@ -260,6 +260,8 @@ class RepairConfig:
     """Weight of the policy's mean squared pre-tanh output in its loss."""
     policy_scale: float = 0.0
     """Divide the policy's loss by this power of the mean absolute value, if that is above 1."""
+    policy_decay: float = 1.0
+    """Weight of each further latent of a rollout in the policy's loss."""
     step_stats: float = 0.0
     """Plan with batch-norm statistics of each rollout step (1) instead of all together (0)."""
     normalise: float = 0.0
@@ -280,7 +282,7 @@ class Config:
     action_repeat: int = 1
     """Environment steps per decision."""
     seed_steps: int = 5_000
-    """Agent steps with random actions before learning begins; as many updates follow at once."""
+    """Agent steps with random actions before learning begins; their updates follow at once."""
     eval_every: int = 20_000
     """Environment steps between evaluations."""
     eval_episodes: int = 10

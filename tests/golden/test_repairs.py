@@ -84,12 +84,13 @@ def test_the_policys_loss_with_penalty_scale_and_both_critics() -> None:
     new_model, policy_params = split(start()._replace(params=start().params | {"value": critics}))
     eps = np.zeros((2, H + 1, B, A), np.float32)
     args = (new_model, online.astype("f"), online.astype("f"), batch_of(), eps)
-    repairs = {"action_penalty": 0.2, "policy_scale": 0.5, "pessimism": 0.25}
+    repairs = {"action_penalty": 0.2, "policy_scale": 0.5, "pessimism": 0.25, "policy_decay": 0.7}
     config = replace(CONFIG, {f"repair.{k}": v for k, v in repairs.items()})
     loss, found = jax.jit(learner.policy_loss_of)(policy_params, lane_of(config), *args)
     value = 0.25 * q.min(0) + 0.75 * q.mean(0)
-    wanted = -value.mean(1).sum() / np.abs(value).mean() ** 0.5
-    wanted += 0.2 * (raw**2).mean(-1).mean(1).sum()
+    weight = 0.7 ** np.arange(H + 1)
+    wanted = -(value.mean(1) @ weight) / np.abs(value).mean() ** 0.5
+    wanted += 0.2 * (raw**2).mean(-1).mean(1) @ weight
     close(loss, wanted, 1e-4)
     close(found["policy_loss"], loss)
 

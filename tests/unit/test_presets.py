@@ -1,10 +1,15 @@
 """Presets resolve for every task and hold the paper's tables (8.2)."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
+from ace.agents import AGENTS
 from ace.envs import EnvSpec, registry
 from ace.settings.checks import validate
-from ace.settings.config import ConfigError, Ramp, flatten
+from ace.settings.config import Config, ConfigError, Ramp, RepairConfig, flatten
 from ace.settings.presets import DMC15, PRESETS, resolve, task_settings
 
 # Section 8.2: action repeat, beta and lambda of the paper, novelty weight; and beta of the code.
@@ -122,6 +127,36 @@ def test_defaults_of_an_agent_lie_between_the_task_and_the_preset() -> None:
     assert values("cpu", {"learn.novelty_ramp": Ramp(0.0, 7.0)}) == (0.4, 500.0, 128)
     with pytest.raises(ConfigError, match="nothing"):
         values("default", {"learn.nothing": 1})
+
+
+def documented() -> tuple[dict, dict]:
+    """Section 13 of docs/algorithm.md: the values that are off, and ours."""
+    text = (Path(__file__).parents[2] / "docs" / "algorithm.md").read_text()
+    table = text[text.index("## 13.") :]
+    rows = re.findall(r"^\| `([\w.]+)`[^|]*\| (\S+) \| (\S+) \|", table, re.M)
+    off, ours = ({name: json.loads(row[at]) for name, *row in rows} for at in (0, 1))
+    return off | {"learn.loss_clip": 1e4}, ours | {"learn.loss_clip": 1e9}
+
+
+@pytest.mark.parametrize("agent", ["ace", "ace-blind", "tdmpc-s"])
+def test_the_repairs_are_aces_and_the_letter_has_none(agent: str) -> None:
+    off, ours = documented()
+    defaults = AGENTS[agent].defaults_of("dmc/cheetah-run")
+    for preset in PRESETS:
+        c = resolve(preset, "dmc/cheetah-run", spec_of("cheetah-run"), defaults)
+        wanted = off if preset in ("paper", "released") else ours
+        assert {name: flatten(c)[name] for name in wanted} == wanted
+    assert {n for n in off if n.startswith("repair.")} == {
+        n for n in flatten(Config()) if n.startswith("repair.")
+    }
+
+
+def test_other_agents_have_no_repairs() -> None:
+    for name, agent in AGENTS.items():
+        if "ace" not in (name, agent.variant_of):
+            own = agent.settings and agent.settings()
+            c = resolve("default", DMC15[0], spec_of("x"), agent.defaults_of(DMC15[0]), own=own)
+            assert c.repair == RepairConfig() and c.learn.loss_clip == 1e4
 
 
 # Sections 2.7 and 8.2: seed steps, ramps of std, horizon and novelty, beta, lambda, H, S, latent.
