@@ -37,7 +37,9 @@ def train_command(folder: Path, *argv: str) -> list[str]:
 def flags(env_steps: int) -> tuple[str, ...]:
     """What the runs train."""
     argv = (*TASKS, "--preset", "debug", "--env-steps", str(env_steps))
-    return (*argv, "--eval-every", str(env_steps // 4), "--plan.iterations", "1")  # soon compiled
+    # Soon compiled, and with all updates of the seed phase at once, to be killed in.
+    quick = ("--plan.iterations", "1", "--learn.seed-updates", "1")
+    return (*argv, "--eval-every", str(env_steps // 4), *quick)
 
 
 def kills(folder: Path, count: int, seed: int, env_steps: int) -> dict[str, int]:

@@ -17,7 +17,7 @@ from ace.run.request import Run
 
 # Two lanes that observe and act in two numbers, and plan in one iteration: `conftest.py` lets all
 # runs of this shape in a process share their compiled functions, whatever their tasks are.
-QUICK = ("--plan.iterations", "1")
+QUICK = ("--plan.iterations", "1", "--learn.seed-updates", "1")  # all of the burst, to break off in
 PAIR = ("probe/long", "probe/point", *QUICK)
 
 
