@@ -12,6 +12,7 @@ import numpy as np
 import tyro
 
 from ace.bench import stats
+from ace.bench.curves import column_names
 from ace.bench.page import finite
 from ace.bench.results import ResultError, write_text
 from ace.bench.scores import SCORINGS, Entry, Score, Task, read, take
@@ -32,6 +33,8 @@ class CompareArgs:
     """Two or more of results/SUITE/AGENT or runs; or one suite or run with several settings."""
     at: int | None = None
     """Env step of the scores; by default the last one that all seeds of a task share."""
+    column: str = ""
+    """Column of the results to compare instead of the score, such as policy_return."""
     out: Path | None = None
     """Folder for the tables as Markdown, LaTeX and JSON; by default they are only printed."""
 
@@ -41,7 +44,10 @@ def compare(args: CompareArgs) -> Numbers:
     if args.at is not None and args.at <= 0:
         raise ResultError(f"--at is {args.at}; give an env step, such as 500000")
     entries, notes = read(args.results)
-    data = differences(entries, notes, at=args.at)
+    known = column_names(entries)
+    if args.column and args.column not in known:
+        raise ResultError(f"no column {args.column!r} to compare; there are: {', '.join(known)}")
+    data = differences(entries, notes, at=args.at, column=args.column)
     found = [*_difference_grids(data), *_effect_grids(data)]
     print("\n".join(plain(grid) for grid in found))
     for note in data["notes"]:
@@ -56,9 +62,14 @@ def compare(args: CompareArgs) -> Numbers:
 
 
 def differences(
-    entries: Sequence[Entry], notes: Sequence[str] = (), *, at: int | None = None
+    entries: Sequence[Entry],
+    notes: Sequence[str] = (),
+    *,
+    at: int | None = None,
+    column: str = "",
 ) -> Numbers:
-    """The numbers of a comparison of all methods with the first one, on the tasks of all."""
+    """The numbers of a comparison of all methods with the first one, on the tasks of all: of their
+    scores, or of a column of the results."""
     if len(entries) < 2:
         raise ResultError(
             f"there is only {entries[0].name} to compare; name a second folder, or a run with "
@@ -72,7 +83,7 @@ def differences(
         raise ResultError("the results have no task in common, so there is nothing to compare")
     entries = [entry._replace(tasks={t: entry.tasks[t] for t in shared}) for entry in entries]
     scales: list[str] = []  # what is said of aggregates does not concern a comparison
-    tasks = choose_tasks(entries, at, scales)
+    tasks = choose_tasks(entries, at, scales, column)
     told += [note for note in scales if "aggregates" not in note]
     scored = [task for task in tasks if task.env_step is not None]
     scores = {e.name: {t.name: _score(e, t, told) for t in scored} for e in entries}
@@ -86,6 +97,7 @@ def differences(
             "covers about 85 % with 5 seeds, 90 % with 10): take a clear difference as a hint"
         )
     data: Numbers = {"format": 1, "reference": entries[0].name, "paired": paired}
+    data["column"] = column
     data["tasks"] = [task._asdict() for task in scored]
     data["methods"] = [entry.name for entry in entries]
     for scoring in SCORINGS:
@@ -214,6 +226,11 @@ def _units(data: Numbers) -> dict[str, float]:
     return {**units, ALL: max(units.values())}
 
 
+def _of(data: Numbers) -> str:
+    """The column that was asked for, in words."""
+    return f"{data['column']}, " if data["column"] else ""
+
+
 def _difference_grids(data: Numbers) -> list[Grid]:
     grids = []
     how = "paired by seed" if data["paired"] else "not paired"
@@ -232,8 +249,8 @@ def _difference_grids(data: Numbers) -> list[Grid]:
             cells = [row["method"], row["task"], step, counts, *means, interval(found, unit), clear]
             rows.append(cells)
         caption = (
-            f"Difference from {data['reference']} ({words}; {how}), with 95 % bootstrap intervals "
-            "over seeds. Clear: the interval does not hold zero."
+            f"Difference from {data['reference']} ({_of(data)}{words}; {how}), with 95 % bootstrap "
+            "intervals over seeds. Clear: the interval does not hold zero."
         )
         header = [
             "method",
@@ -264,8 +281,8 @@ def _effect_grids(data: Numbers) -> list[Grid]:
             rows.append([*cells, number(row["mean"], unit), *effect])
             before = setting
         caption = (
-            f"Main effects ({words}): the mean at each level of a setting over all cells, and its "
-            "difference from the setting's first level with the standard error."
+            f"Main effects ({_of(data)}{words}): the mean at each level of a setting over all "
+            "cells, and its difference from the setting's first level with the standard error."
         )
         if rows:
             header = ["task", "setting", "level", "mean", "effect", "standard error"]

@@ -18,6 +18,7 @@ LAST = 3  # evaluations in the less noisy score
 SCORINGS = {"last": "last evaluation", "last3": "mean of the last three evaluations"}
 RUN_COLUMNS = ("lane", "seed", "task", "env_step", "return")
 RETURN_SCALE = 1000.0  # the largest return of a DMC episode
+RETURNS = ("return", "policy_return", "train_return")  # columns of that scale
 # What scores a family's tasks: the return, or a named number between 0 and 1. Others: `success`.
 SCORES = {"dmc": "return", "adroit": "at_goal", "maze": "coverage"}
 

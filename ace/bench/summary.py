@@ -19,6 +19,7 @@ from ace.bench.results import ResultError
 from ace.bench.scores import (
     LAST,
     RETURN_SCALE,
+    RETURNS,
     SCORINGS,
     Entry,
     Score,
@@ -87,17 +88,19 @@ def summarise(
     }
 
 
-def choose_tasks(entries: Sequence[Entry], at: int | None, notes: list[str]) -> list[Task]:
-    """Env step, column and scale of every task of our methods."""
+def choose_tasks(
+    entries: Sequence[Entry], at: int | None, notes: list[str], column: str = ""
+) -> list[Task]:
+    """Env step, column and scale of every task of our methods; `column` replaces the scores'."""
     names = list(dict.fromkeys(task for entry in entries for task in entry.tasks))
     tasks = []
     told: dict[str, list[str]] = {}
     for name in names:
-        column = column_of(entries, name)
-        scale = 1.0 if column != "return" else RETURN_SCALE if name.startswith("dmc/") else None
-        step, note = choose_step(entries, name, column, at)
+        chosen = column or column_of(entries, name)
+        scale = 1.0 if chosen not in RETURNS else RETURN_SCALE if name.startswith("dmc/") else None
+        step, note = choose_step(entries, name, chosen, at)
         told.setdefault(note, []).append(name)
-        tasks.append(Task(name, step, column, scale))
+        tasks.append(Task(name, step, chosen, scale))
     _tell_scales(tasks, notes)
     # Most tasks stop for the same reason: one sentence for all of them.
     notes += [f"{_listed(which)}: {note}" for note, which in told.items() if note]

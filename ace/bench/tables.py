@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ace.bench.scores import RETURN_SCALE, SCORINGS
+from ace.bench.scores import RETURN_SCALE, RETURNS, SCORINGS
 from ace.bench.summary import STATISTICS
 
 Numbers = Mapping[str, Any]
@@ -148,7 +148,7 @@ def _reached(point: Numbers) -> str:
 
 def unit_of(task: Numbers) -> float:
     """The largest possible score of a task."""
-    return RETURN_SCALE if task["column"] == "return" else 1.0
+    return RETURN_SCALE if task["column"] in RETURNS else 1.0
 
 
 def _scored(data: Numbers) -> int:

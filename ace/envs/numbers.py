@@ -17,6 +17,7 @@ RESERVED = (
     "env_step",
     "return",
     "policy_return",
+    "train_return",
     "episode_length",
     "wall_time",
     "value_bias",

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ace.engine.lanes import LaneSetup
 from ace.engine.program import Program
 from ace.envs import EnvError, EnvRequest, EpisodeNumbers, VectorEnv, get_spec, make
 from ace.settings import keys
@@ -59,6 +60,16 @@ def value_bias(
     return float(bias.mean()), float(bias.std())
 
 
+def start(setup: LaneSetup, agent_step: int, episode: int) -> int:
+    """The seed that an evaluation's episode begins from.
+
+    Every evaluation has episodes of its own, so that a mean over evaluations is one over more of
+    them; lanes with the same seed, and the same agent evaluated again, play the same ones.
+    """
+    env_step = agent_step * setup.config.action_repeat
+    return keys.host_seed(setup.seed, "eval_env", env_step, episode)
+
+
 class Evaluator:
     """Evaluation environments of every lane, kept between evaluations.
 
@@ -70,12 +81,9 @@ class Evaluator:
         """`keep_obs`: keep what the agent observes in its episodes, for `seen`."""
         self.program, self.episodes, self.keep_obs = program, episodes, keep_obs
         self.phases = phases(program)
-        self.seeds = [
-            keys.host_seed(s.seed, "eval_env", e) for s in program.setups for e in range(episodes)
-        ]
         repeat = program.config.action_repeat
         requests = [
-            EnvRequest(s.task, self.seeds[i * episodes + e], repeat, f"lane {i} evaluation", s.seed)
+            EnvRequest(s.task, start(s, 0, e), repeat, f"lane {i} evaluation", s.seed)
             for i, s in enumerate(program.setups)
             for e in range(episodes)
         ]
@@ -117,8 +125,12 @@ class Evaluator:
         self._start()
 
     def _start(self) -> None:
-        # After two failures the episodes themselves may be at fault: play the next ones.
-        seeds = self.seeds if self._attempt < 2 else None
+        seeds = None  # after two failures the episodes themselves may be at fault: play others
+        if self._attempt < 2:
+            _, agent_step = self._given
+            seeds = [
+                start(s, agent_step, e) for s in self.program.setups for e in range(self.episodes)
+            ]
         self._phase = -RESET
         self._values: list[tuple[jax.Array, np.ndarray]] = []  # values and running [L, E] per step
         self._players = [
@@ -301,12 +313,11 @@ def film(program: Program, acting: Any, agent_step: int) -> list[np.ndarray]:
         program.agent_name, program.setups[:1], (program.obs_size, program.action_size)
     )
     acting, setup = program.put_acting(tree), program.setups[0]
-    seed = keys.host_seed(setup.seed, "eval_env", 0)
     env = make(setup.task, setup.seed, setup.config.action_repeat, render=True)
     memory, ask = program.memory(1), program.asking(1)
     plans = "agent" in program.agent.plays
     frames, done, count = [], False, 0
-    obs = env.reset(seed)
+    obs = env.reset(start(setup, agent_step, 0))
     more = program.obs_size - obs.shape[0]
     while not done:
         frames.append(env.render())

@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -20,8 +21,8 @@ from ace.run.display import Display, LaneInfo, text
 from ace.settings.config import ConfigError
 
 TRAIN_COLUMNS = ("lane", "seed", "task", "env_step", "return", "episode_length", "wall_time")
-EVAL_COLUMNS = (*TRAIN_COLUMNS[:5], "policy_return", "value_bias", "value_bias_std")
-EVAL_COLUMNS += ("episode_length", "wall_time")
+EVAL_COLUMNS = (*TRAIN_COLUMNS[:5], "policy_return", "train_return", "value_bias")
+EVAL_COLUMNS += ("value_bias_std", "episode_length", "wall_time")
 PACKAGES = {
     "ace": "ace-planner",
     "dm_control": "dm_control",
@@ -113,6 +114,12 @@ class Recorder:
         self._train = CsvLog(folder / "train.csv", columns, resume_at)
         until = resume_at if evaluations_until is None else evaluations_until
         self._eval = CsvLog(folder / "eval.csv", (*EVAL_COLUMNS, *numbers), until)
+        # Of the training episodes so far, and where the last evaluation was.
+        self._returns: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
+        for row in read_csv(folder / "train.csv"):
+            self._returns[row["lane"]].append((row["env_step"], row["return"]))
+        rows = read_csv(folder / "eval.csv")
+        self._evaluated = defaultdict(int, {row["lane"]: row["env_step"] for row in rows})
         # The wall time of a resumed run includes the time already spent.
         spent = max(self._train.wall_time, self._eval.wall_time)
         self._start = time.monotonic() - spent
@@ -143,6 +150,7 @@ class Recorder:
         self._check_numbers(numbers)
         values = {"return": ret, "episode_length": length, **numbers, **metrics}
         self._train.write({**self._row(lane, env_step), **values})
+        self._returns[lane].append((env_step, float(ret)))
         self._display.views[lane].recent.append(float(ret))
         self._scalars("train", lane, env_step, values)
 
@@ -160,6 +168,7 @@ class Recorder:
         played too, means of the task's numbers, and mean and deviation of the critics' bias."""
         self._check_numbers(numbers)
         values = {"return": ret, "policy_return": policy_ret, "episode_length": length, **numbers}
+        values["train_return"] = self._train_return(lane, env_step)
         values |= dict(zip(("value_bias", "value_bias_std"), bias or (None, None), strict=True))
         self._eval.write({**self._row(lane, env_step), **values})
         view = self._display.views[lane]
@@ -167,6 +176,12 @@ class Recorder:
         view.policy_return = None if policy_ret is None else float(policy_ret)
         self._display.evaluation(self._lanes[lane], env_step)
         self._scalars("eval", lane, env_step, values)
+
+    def _train_return(self, lane: int, env_step: int) -> float | None:
+        """Mean return of the training episodes that ended since the evaluation before."""
+        begun, self._evaluated[lane] = self._evaluated[lane], env_step
+        recent = [ret for step, ret in self._returns[lane] if begun < step <= env_step]
+        return sum(recent) / len(recent) if recent else None
 
     def progress(self, env_step: int, **counters: Any) -> None:
         """Show how far the run is; cheap enough to call at every agent step."""

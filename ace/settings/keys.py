@@ -13,7 +13,7 @@ def key(seed: jax.Array | int, purpose: str, step: jax.Array | int = 0) -> jax.A
     return jax.random.fold_in(base, step)
 
 
-def host_seed(seed: int, purpose: str, index: int = 0) -> int:
+def host_seed(seed: int, purpose: str, *counts: int) -> int:
     """A 32-bit seed for code on the host (simulators, initialisation), named in the same way."""
-    entropy = [seed, PURPOSES.index(purpose), index]
+    entropy = [seed, PURPOSES.index(purpose), *(counts or (0,))]
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -101,7 +101,7 @@ def whole(tmp_path_factory) -> Path:
 def test_results_have_every_curve_and_say_how_they_were_made(whole) -> None:
     assert len(tables(whole)) == 4
     text = (whole / "results/mine/monkey/probe/point.csv").read_text().splitlines()
-    assert text[0] == "seed,env_step,return,policy_return,episode_length"
+    assert text[0] == "seed,env_step,return,policy_return,episode_length,train_return"
     assert [line.split(",")[:2] for line in text[1:]] == [
         [seed, step] for seed in "01" for step in ("200", "400", "600")
     ]

@@ -101,3 +101,20 @@ def test_settings_in_names() -> None:
     }
     assert factors("ace-rate=1e-05") == {"rate": 1e-5}
     assert factors("ace-beta-2.5") == {}
+
+
+def test_another_column_than_the_score(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    suite = tmp_path / "s"
+    for agent, offset in (("one", 0.0), ("two", 40.0)):
+        rows = {
+            seed: {step: make_row(1.0) | {"policy_return": 100.0 + offset} for step in STEPS}
+            for seed in (0, 1)
+        }
+        for task in ("dmc/hopper-hop", "dmc/cheetah-run"):
+            write_table(suite / agent / f"{task}.csv", rows)
+    data = compare(CompareArgs((suite,), column="policy_return"))
+    assert [row["difference"]["value"] for row in data["last"]] == [40, 40, 40]  # and their mean
+    assert "(policy_return, last evaluation" in capsys.readouterr().out
+    assert compare(CompareArgs((suite,)))["last"][0]["difference"]["value"] == 0
+    with pytest.raises(ResultError, match="no column 'policy' to compare; there are: return, pol"):
+        compare(CompareArgs((suite,), column="policy"))

@@ -336,7 +336,7 @@ def test_a_run_leaves_its_results(finished):
     }  # fmt: skip
     rows = read_csv(finished / "eval.csv")
     assert list(rows[0]) == [
-        "lane", "seed", "task", "env_step", "return", "policy_return", "value_bias",
+        "lane", "seed", "task", "env_step", "return", "policy_return", "train_return", "value_bias",
         "value_bias_std", "episode_length", "wall_time",
     ]  # fmt: skip
     assert [(r["lane"], r["env_step"]) for r in rows] == [(0, 60), (1, 60), (0, 120), (1, 120)]

@@ -17,7 +17,7 @@ from ace.settings.config import ConfigError
 
 LANES = [LaneInfo(0, 7, "dmc/cartpole-swingup", ""), LaneInfo(1, 8, "dmc/cartpole-swingup", "")]
 EVAL_HEADER = (
-    "lane,seed,task,env_step,return,policy_return,value_bias,value_bias_std,"
+    "lane,seed,task,env_step,return,policy_return,train_return,value_bias,value_bias_std,"
     "episode_length,wall_time"
 )
 TRAIN_HEADER = "lane,seed,task,env_step,return,episode_length,wall_time"
@@ -37,7 +37,7 @@ def test_columns_and_number_text(tmp_path):
     assert train[1].endswith(",0.1,")
     evaluation = (tmp_path / "eval.csv").read_text().splitlines()
     assert evaluation[0] == EVAL_HEADER
-    assert evaluation[1].startswith("0,7,dmc/cartpole-swingup,2000,12.5,,,,1000,")
+    assert evaluation[1].startswith("0,7,dmc/cartpole-swingup,2000,12.5,,,,,1000,")
     assert len(evaluation[1].rpartition(".")[2]) == 2
 
 
@@ -80,6 +80,19 @@ def test_the_critics_bias_is_recorded(tmp_path):
         record.evaluation(0, 1000, 12.5, 3.0, 1000, {}, (0.25, 0.5))
     row = read_csv(tmp_path / "eval.csv")[0]
     assert (row["value_bias"], row["value_bias_std"], row["policy_return"]) == (0.25, 0.5, 3.0)
+
+
+def test_training_returns_since_the_evaluation_before(tmp_path):
+    with recorder(tmp_path) as record:
+        for env_step, ret in ((500, 1.0), (1000, 2.0), (1500, 4.0)):
+            record.episode(0, env_step, ret, 500, {})
+        record.evaluation(0, 1000, 0.0, 0.0, 500)  # ends when training is further
+        record.evaluation(0, 1200, 0.0, 0.0, 500)
+    with recorder(tmp_path) as record:  # goes on
+        record.episode(0, 2000, 8.0, 500, {})
+        record.evaluation(0, 2000, 0.0, 0.0, 500)
+    found = [row["train_return"] for row in read_csv(tmp_path / "eval.csv")]
+    assert found[0] == 1.5 and np.isnan(found[1]) and found[2] == 6.0
 
 
 def test_rows_are_on_disk_as_whole_lines_while_the_run_goes_on(tmp_path):

@@ -11,6 +11,7 @@ from ace.engine.program import Program
 from ace.envs import EnvSpec, VectorEnv
 from ace.run import evaluate, request
 from ace.settings.config import Config, replace
+from ace.tools import played
 from tests.run.conftest import compiled_anew
 from tests.run.helpers import QUICK, leaves, same, same_rows, small_run
 
@@ -75,6 +76,28 @@ def test_lanes_may_vary_a_setting(tmp_path):
     assert run.labels == ["learn.td_lambda=0", "learn.td_lambda=0.8"]
     differs = [n for n, x in leaves(state.learner.params).items() if not np.array_equal(*x)]
     assert any("value" in n for n in differs)
+
+
+def test_every_evaluation_has_starts_of_its_own(tmp_path, monkeypatch):
+    """Equal for lanes of one seed, for the agent and its policy, and for `ace eval` afterwards."""
+    begun: list[list[int]] = []
+    reset = VectorEnv.begin_reset
+
+    def noted(self, seeds=None):
+        begun.append(list(seeds or ()))
+        reset(self, seeds)
+
+    vary = ("--vary", "learn.td-lambda=0,0.8")
+    monkeypatch.setattr(VectorEnv, "begin_reset", noted)
+    _, run = small_run(tmp_path / "run", TASK, *QUICK, *vary, "--eval-episodes", "2")
+    evaluated = [seeds for seeds in begun if len(seeds) == 4]  # two lanes, two episodes
+    agent, policy = evaluated[::2], evaluated[1::2]
+    assert len(agent) > 1 and agent == policy
+    assert all(seeds[:2] == seeds[2:] for seeds in agent)
+    assert len({seed for seeds in agent for seed in seeds}) == 2 * len(agent)
+    begun.clear()
+    played.play(run.folder, 1)
+    assert begun[0] == agent[-1][::2]
 
 
 @pytest.mark.parametrize("mode", ["step", "block"])
