@@ -408,7 +408,7 @@ def test_the_options_of_a_preset_go_together(preset, monkeypatch):
 
     def trace(self, *args, stop=None):
         try:
-            traced.append(self.jitted.lower(*args))
+            traced.append(self.jitted.trace(*args))
         except Exception as error:  # the thread would drop it
             failed.append(error)
 
