@@ -44,7 +44,7 @@ def pytest_unconfigure(config) -> None:
 TOGETHER = tuple(
     f"tests/run/test_{name}.py"
     for name in (
-        *("runs", "resume", "faults", "signals", "speed", "export", "fuzz", "door"),
+        *("runs", "resume", "faults", "signals", "lanes", "speed", "export", "fuzz", "door"),
         *("cli", "instruments"),
     )
 )
@@ -53,7 +53,6 @@ HEAVY = (
     "tests/learn/test_probes.py",
     "tests/golden/test_fused_update.py",
     "tests/golden/test_kernel_trial.py",
-    "tests/run/test_lanes.py",
     "tests/golden/test_fused.py",
     "tests/golden/test_agent.py",
     "tests/golden/test_fused_plan.py",

@@ -8,6 +8,7 @@ import pytest
 from ace.engine import one_lane
 from ace.engine.lanes import LaneSetup, check_compatible
 from ace.engine.program import Program, RunState
+from ace.engine.resources import replay_capacity
 from ace.envs import get_spec
 from ace.envs.api import StepResult
 from ace.method.types import Transition
@@ -17,7 +18,9 @@ from ace.settings.presets import resolve
 from tests.run.helpers import leaves
 
 CONFIG = replace(resolve("debug", "probe/point", get_spec("probe/point")), {"plan.iterations": 1})
-SMALL, LARGE = (3, 1), (5, 2)
+OTHER = replace(CONFIG, {"learn.td_lambda": 0.9, "plan.noise_beta": 0.5})
+# Two lanes, the larger of this size, share their functions with the runs of `PAIR`.
+SMALL, LARGE = (1, 1), (2, 2)
 # A bias before a batch norm has no gradient but rounding, which Adam blows up to full steps; the
 # norm takes it out again.
 SHADOWED = ("['projector']['in']['b']", "['predictor']['in']['b']")
@@ -37,7 +40,8 @@ def drive(setups: list[LaneSetup]) -> tuple[list[np.ndarray], Program, RunState]
         return np.stack([np.pad(r, (0, program.obs_size - r.size)) for r in rows])
 
     obs, first = observe().astype(np.float32), np.ones(len(setups), bool)
-    trees = jax.device_get(program.trees(program.init_state(obs, 64)))
+    capacity = replay_capacity([LaneSetup("probe/long", 0, CONFIG, LARGE)])
+    trees = jax.device_get(program.trees(program.init_state(obs, capacity)))
     for head in ("reward", "value"):  # they start at zero, and every plan would be worth the same
         out = trees.learner.params[head]["out"]
         out["w"] = np.stack([r.standard_normal(out["w"].shape[1:]).astype("f") for r in rngs])
@@ -58,48 +62,61 @@ def drive(setups: list[LaneSetup]) -> tuple[list[np.ndarray], Program, RunState]
 
 @pytest.fixture(scope="module")
 def crowd():
-    """Three lanes, the second smaller than the program: what they did, their states after it, and
-    after one more update in which only the first and the last are active."""
-    other = replace(CONFIG, {"learn.td_lambda": 0.9, "plan.noise_beta": 0.5})
-    actions, program, state = drive([setup(3, LARGE), setup(4, SMALL), setup(5, LARGE, other)])
+    """Two lanes, the second smaller than the program and with other settings: what they did, their
+    states after it, and after one more update in which only the first is active."""
+    actions, program, state = drive([setup(3, LARGE), setup(4, SMALL, OTHER)])
     trees = jax.tree.map(np.copy, program.trees(state))
-    message = program.send(72, np.ones((3, 5), np.float32), active=np.array([True, False, True]))
+    message = program.send(72, np.ones((2, 2), np.float32), active=np.array([True, False]))
     return actions, trees, program.trees(program.update(state, message)[0])
 
 
-@pytest.mark.parametrize("lane, alone", [(0, setup(3, LARGE)), (1, setup(4, SMALL))])
-def test_a_lane_in_a_crowd_equals_the_lane_alone(crowd, lane, alone):
-    actions, state, _ = crowd
-    own_actions, program, own_state = drive([alone])
-    size = alone.sizes[1]
-    for a, b in zip(actions, own_actions, strict=True):
-        np.testing.assert_allclose(a[lane, :size], b[0], atol=1e-5)
+def check_lane(crowd, lane: int, other: list[np.ndarray], state: RunState, place: int) -> None:
+    """A lane of the crowd did and learned what lane `place` of another program did, which may have
+    no padding."""
+    actions, together = crowd[0], leaves(crowd[1])
+    size = (LARGE, SMALL)[lane][1]
+    for a, b in zip(actions, other, strict=True):
+        np.testing.assert_allclose(a[lane, :size], b[place, :size], atol=1e-5)
         assert not a[lane, size:].any()
-    together = leaves(state)
-    for name, leaf in leaves(program.trees(own_state)).items():
+    for name, leaf in leaves(state).items():
         if name.endswith(SHADOWED):
             continue
-        real = tuple(slice(n) for n in leaf[0].shape)
+        real = tuple(slice(n) for n in leaf[place].shape)
         np.testing.assert_allclose(
-            together[name][lane][real], leaf[0], rtol=1e-3, atol=1e-5, err_msg=name
+            together[name][lane][real], leaf[place], rtol=1e-3, atol=1e-5, err_msg=name
         )
         rest = np.array(together[name][lane])
         rest[real] = 0
         assert not rest.any(), name  # padding never learns
 
 
-def test_lanes_differ_by_seed_and_by_setting(crowd):
+def test_a_lane_in_a_crowd_equals_the_lane_alone(crowd):
+    """The one that is padded, and has settings of its own."""
+    actions, program, state = drive([setup(4, SMALL, OTHER)])
+    check_lane(crowd, 1, actions, program.trees(state), 0)
+
+
+@pytest.mark.parametrize("lane", [0, 1])
+def test_a_lane_does_the_same_at_another_place_and_beside_another(crowd, lane: int):
+    if lane == 0:
+        setups = [setup(9, LARGE, OTHER), setup(3, LARGE)]
+    else:
+        setups = [setup(4, SMALL, OTHER), setup(9, LARGE)]
+    actions, program, state = drive(setups)
+    check_lane(crowd, lane, actions, program.trees(state), 1 - lane)
+
+
+def test_lanes_differ_by_seed(crowd):
     params = leaves(crowd[1].learner.params)
-    weights = {n: x for n, x in params.items() if x.ndim > 2}
-    assert all(not np.array_equal(x[0], x[2]) for x in weights.values())
+    for name, (one, other) in ((n, x) for n, x in params.items() if x.ndim > 2):
+        assert np.any(one[other != 0] != other[other != 0]), name  # the rest may be padding
 
 
 def test_an_inactive_lane_stays_as_it_is(crowd):
     before, after = leaves(crowd[1]), leaves(crowd[2])
     assert all(np.array_equal(before[n][1], after[n][1]) for n in before)
-    for lane in (0, 2):
-        learned = [n for n in before if not np.array_equal(before[n][lane], after[n][lane])]
-        assert any("params" in n for n in learned)
+    learned = [n for n in before if not np.array_equal(before[n][0], after[n][0])]
+    assert any("params" in n for n in learned)
 
 
 def test_lanes_that_shape_the_program_differently_are_refused():
@@ -115,7 +132,7 @@ class Film:
         self.left = 2
 
     def reset(self, seed: int) -> np.ndarray:
-        return np.zeros(3, np.float32)
+        return np.zeros(SMALL[0], np.float32)
 
     def render(self) -> np.ndarray:
         return np.zeros((4, 4, 3), np.uint8)
@@ -123,19 +140,18 @@ class Film:
     def step(self, action: np.ndarray) -> StepResult:
         assert action.shape == (1,)
         self.left -= 1
-        return StepResult(np.ones(3, np.float32), 0.0, False, self.left == 0)
+        return StepResult(np.ones(SMALL[0], np.float32), 0.0, False, self.left == 0)
 
     def close(self) -> None:
         pass
 
 
 def test_one_of_several_lanes_can_be_filmed(monkeypatch):
-    monkeypatch.setattr(
-        one_lane, "SMALL", (100, 100)
-    )  # some leaves are small alone and large with others
+    # Some leaves are small alone and large with others.
+    monkeypatch.setattr(one_lane, "SMALL", (60, 60))
     monkeypatch.setattr(evaluate, "make", Film)
     program = Program("ace", [setup(0, SMALL), setup(1, LARGE)])
-    acting = program.acting(program.init_state(np.zeros((2, 5), np.float32), 64))
+    acting = program.acting(program.init_state(np.zeros((2, LARGE[0]), np.float32), 64))
     alone = Program("ace", [setup(0, SMALL)], LARGE)
     with pytest.raises(TypeError, match="packed by another program"):
         alone.acting_tree(acting)
