@@ -187,8 +187,8 @@ def act_once(scene, changes: dict):
     return act(scene, config, step=60, run=run)
 
 
-@pytest.mark.parametrize("variant", ["mixed", "policy_first"])
-@pytest.mark.parametrize("carry", [False, True])
+# The variant decides how many proposals there are, and the belief what all rollouts begin with.
+@pytest.mark.parametrize(("variant", "carry"), [("mixed", True), ("policy_first", False)])
 def test_a_proposal_is_worth_what_its_own_rollout_is(scene, monkeypatch, variant, carry) -> None:
     """And the noise at the end of a sequence is drawn anew in every call, and only then."""
     told = []
