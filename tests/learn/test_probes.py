@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from tests.learn.known import ACTIONS, DISCOUNT, VALUES, cases, judge
-from tests.run.helpers import optimised_updates, small_run
+from tests.run.helpers import small_run
 
 TASKS = ("constant", "observation", "discount", "action", "action_observation", "truncation")
 FLAGS = (
-    "--env-steps 400 --seed-steps 200 --eval-every 400 --net.mlp 32 --learn.batch 64 "
+    "--env-steps 400 --seed-steps 200 --eval-every 400 --net.mlp 16 --learn.batch 32 "
     f"--learn.discount {DISCOUNT} --learn.novelty-weight 0 --learn.target-momentum 0.9 "
     "--learn.updates-per-step 2 --learn.learning-rate 2e-3 --learn.policy-learning-rate 1e-3 "
-    "--plan.iterations 1"
+    "--plan.iterations 1 --plan.horizon 2"
 )
 
 
@@ -20,8 +20,7 @@ FLAGS = (
 def learned(tmp_path_factory):
     """The final state of the run, and the run."""
     folder = tmp_path_factory.mktemp("probes") / "run"
-    with optimised_updates():
-        return small_run(folder, *[f"probe/{t}" for t in TASKS], *FLAGS.split())
+    return small_run(folder, *[f"probe/{t}" for t in TASKS], *FLAGS.split())
 
 
 @pytest.mark.parametrize("task, obs, value", cases(VALUES, TASKS))
