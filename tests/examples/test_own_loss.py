@@ -20,6 +20,7 @@ from tests.golden.learning import CONFIG, STEP, B, H, lane_of, start
 from tests.run.helpers import QUICK, csv_rows, same
 
 FLAGS = ["--import", "own_loss", "--agent", "smooth", "--preset", "debug", "--quiet", *QUICK]
+FLAGS += ["--plan.planner", "policy"]  # soon compiled
 WEIGHT = 20.0
 
 
