@@ -1,6 +1,9 @@
 """Small runs for tests, through the same path as the command."""
 
 import csv
+import dataclasses
+import functools
+import shlex
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +24,20 @@ QUICK = ("--plan.iterations", "1", "--learn.seed-updates", "1")  # all of the bu
 PAIR = ("probe/long", "probe/point", *QUICK)
 
 
-def plan(folder: Path, *argv: str, preset: str = "debug"):
+@functools.cache
+def _parsed(argv: tuple[str, ...]) -> Run:
+    """The run of `ace train ARGV`. Flags are parsed once for each task of every run, which takes a
+    tenth of a small run, and many runs are asked for in the same words."""
+    return request.plan_run((*argv, "--run", "no-such-folder"))
+
+
+def plan(folder: Path, *argv: str, preset: str = "debug") -> Run:
     """The run of `ace train ARGV --preset debug`."""
-    return request.plan_run([*argv, "--preset", preset, "--quiet", "--run", str(folder)])
+    argv = (*argv, "--preset", preset, "--quiet")
+    command = shlex.join(["ace", "train", *argv, "--run", str(folder)])
+    run = dataclasses.replace(_parsed(argv), folder=folder, command=command)
+    request.check_folder(folder, run.describe())
+    return run
 
 
 def small_run(folder: Path, *argv: str, preset: str = "debug"):
