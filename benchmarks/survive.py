@@ -34,12 +34,12 @@ def train_command(folder: Path, *argv: str) -> list[str]:
     return [sys.executable, "-m", "ace", "train", *argv, *often]
 
 
-def flags(env_steps: int) -> tuple[str, ...]:
+def flags(env_steps: int, agent: str = "ace") -> tuple[str, ...]:
     """What the runs train."""
-    argv = (*TASKS, "--preset", "debug", "--env-steps", str(env_steps))
+    argv = (*TASKS, "--agent", agent, "--preset", "debug", "--env-steps", str(env_steps))
     # Soon compiled, and with all updates of the seed phase at once, to be killed in.
-    quick = ("--plan.iterations", "1", "--learn.seed-updates", "1")
-    return (*argv, "--eval-every", str(env_steps // 4), *quick)
+    quick = ("--plan.iterations", "1") if agent == "ace" else ()
+    return (*argv, "--eval-every", str(env_steps // 4), "--learn.seed-updates", "1", *quick)
 
 
 def kills(folder: Path, count: int, seed: int, env_steps: int) -> dict[str, int]:
@@ -53,9 +53,9 @@ def kills(folder: Path, count: int, seed: int, env_steps: int) -> dict[str, int]
     return hit
 
 
-def shoot(shot: Path, count: int, seed: int, env_steps: int) -> dict[str, int]:
+def shoot(shot: Path, count: int, seed: int, env_steps: int, agent: str = "ace") -> dict[str, int]:
     """Kill a run `count` times; give what the kills were aimed at."""
-    argv = flags(env_steps)
+    argv = flags(env_steps, agent)
     rng, hit = random.Random(seed), {"start": 0, "save": 0, "step": 0}
     # Each aim once, then at random, with steps twice as likely.
     aims = [*rng.sample(sorted(hit), 3), *rng.choices([*hit, "step"], k=max(count - 3, 0))]
