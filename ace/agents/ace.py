@@ -124,7 +124,8 @@ def prediction_error(lane: Lane, acting: Params, obs: jax.Array, action: jax.Arr
     obs = model.normalise(lane.config, acting["stats"], obs.swapaxes(0, 1))
     action = action.swapaxes(0, 1)
     each = jnp.ones(action.shape[:2])  # every step counts, and counts alike
-    z, _, _ = learner.rollout(params, Batch(obs, action, each, each, each, each[0], each[0]))
+    batch = Batch(obs, action, each, each, each, each[0], each[0])
+    z, _, _ = learner.rollout(lane.config, params, batch)
     target = model.encode(params, obs)[1:]
     prediction, _ = model.predict_train(params, z[1:].reshape(-1, z.shape[-1]))
     return losses.similarity(prediction.reshape(target.shape), target, each).mean()

@@ -293,7 +293,12 @@ def no_belief(params: Params, z: jax.Array) -> None:
 
 
 def imagine(
-    params: Params, norms: Params, z: jax.Array, b: jax.Array | None, actions: jax.Array
+    config: Config,
+    params: Params,
+    norms: Params,
+    z: jax.Array,
+    b: jax.Array | None,
+    actions: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """All steps in one graph, one kernel each, which reads its step's actions from the whole array;
     the first step takes one latent for all sequences."""
@@ -301,27 +306,30 @@ def imagine(
 
     def step(carry: tuple, x: tuple) -> tuple[tuple, tuple]:
         (z, b), (t, norm) = carry, x
-        after = _move(params, norm, z, b, actions, t)
+        after = _move(config, params, norm, z, b, actions, t)
         return after, after
 
     return scan(step, start, (np.arange(actions.shape[0]), norms))[1]
 
 
-def move(params: Params, norm: Params, z, b, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+def move(
+    config: Config, params: Params, norm: Params, z, b, action: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """A step of the model in one kernel."""
-    return _move(params, norm, z, b, action[None], 0)
+    return _move(config, params, norm, z, b, action[None], 0)
 
 
-def _move(params: Params, norm: Params, z, b, actions: jax.Array, t: Any) -> tuple:
+def _move(config: Config, params: Params, norm: Params, z, b, actions: jax.Array, t: Any) -> tuple:
     cell, p = params["cell"], params["projector"]
     size = cell["wi"].shape[-2] - z.shape[-1]
     sizes = (actions.shape[1], z.shape[-1], size, cell["wh"].shape[0], p["out"]["w"].shape[0])
     if not kernels.fits(kernels.dynamics, *sizes, z.dtype):
         z = jnp.broadcast_to(z, (actions.shape[1], z.shape[-1]))
-        return model.move.plain(params, norm, z, b, actions[t])
+        return model.move.plain(config, params, norm, z, b, actions[t])
     gates = cell["wi"], cell["wh"], cell["norm"]["scale"], cell["norm"]["bias"]
     projector = p["in"]["w"], norm["scale"], norm["shift"], p["out"]["w"], p["out"]["b"]
-    return kernels.dynamics.step(z, actions, t, b, *gates, *projector)
+    change, b = kernels.dynamics.step(z, actions, t, b, *gates, *projector)
+    return model.add_to(config, z, change), b
 
 
 def round_rows(x: jax.Array, axis: int) -> jax.Array:

@@ -145,7 +145,7 @@ def update(
         "capped": aux["capped"],
         "clipped": 1 - learn.grad_clip / jnp.maximum(norm, learn.grad_clip),
         "policy_clipped": 1 - learn.grad_clip / jnp.maximum(policy_norm, learn.grad_clip),
-        "latent_gap": latent_gap(config, params, state.stats, aux["b"], aux["z"][1]),
+        "latent_gap": latent_gap(config, params, state.stats, aux["b"], aux["z"][:2]),
         "skipped_updates": state.skipped.astype(jnp.float32),
         **policy_aux,
     }
@@ -158,7 +158,8 @@ def novelty_of(
     """r^i of every step: the one-step prediction error from the real latent and a zero belief."""
     z = latents.online[:-1]
     b = model.believe(params, z, batch.action, None)
-    z_next, projector = model.project_train(params, b)
+    change, projector = model.project_train(params, b)
+    z_next = model.add_to(config, z, change)
     prediction, predictor = model.predict_train(params, z_next)
     error = targets.similarity_error(prediction, latents.target)
     moments = targets.merge_moments(state.moments, error, batch.mask, config.learn)
@@ -184,7 +185,8 @@ def latent_gap(
     """How far latents after one step [B, latent] move if the projector uses a plan's statistics
     instead of the batch's: root mean square, relative to their deviation over the batch."""
     norm = jax.tree.map(lambda x: x[0], model.planning_norms(config, params, stats))
-    z, planned = (x.astype(jnp.float32) for x in (z, model.project(params, norm, b)))
+    planned = model.add_to(config, z[0], model.project(params, norm, b))
+    z, planned = (x.astype(jnp.float32) for x in (z[1], planned))
     return jnp.sqrt(jnp.square(planned - z).mean() / (z.var(0).mean() + 1e-12))
 
 
@@ -194,7 +196,7 @@ def model_loss(
     """Similarity, reward and value losses along an H-step rollout from z_0 = h(s_0) (3.2)."""
     learn, parity = config.learn, config.parity
     params = cast(config, model_params)
-    z, b, stats = rollout(params, batch)
+    z, b, stats = rollout(config, params, batch)
 
     flat = z[1:].reshape(-1, z.shape[-1])
     prediction, predictor = model.predict_train(params, flat)
@@ -230,14 +232,15 @@ def model_loss(
     return jnp.mean(importance * total), aux
 
 
-def rollout(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array, Params]:
+def rollout(config: Config, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array, Params]:
     """Latents z [H+1, B, .] and beliefs b [H+1, B, .] under the stored actions, and statistics."""
     z0 = model.encode(params, batch.obs[0])
 
     def step(carry: tuple, action: jax.Array) -> tuple[tuple, tuple]:
         z, b = carry
         b = model.believe(params, z, action, b)
-        z, stats = model.project_train(params, b)
+        change, stats = model.project_train(params, b)
+        z = model.add_to(config, z, change)
         return (z, b), (z, b, stats)
 
     _, (z, b, stats) = nets.scan(step, (z0, model.no_belief(params, z0)), batch.action)

@@ -36,6 +36,9 @@ def init(rng: nets.Rng, config: Config, obs_size: int, action_size: int) -> tupl
         ),
         "policy": _mlp_init(rng, n.latent, n.mlp, action_size, norms=config.repair.norms),
     }
+    # What is added to a latent begins at nothing.
+    out = params["projector"]["out"]
+    out["w"] = (out["w"] * (1 - config.repair.residual)).astype(np.float32)
     # Of the size that products of observations with unit variance have.
     spread = config.repair.first_bias * np.sqrt(obs_size / n.encoder)
     bias = spread * rng.spawn(1)[0].standard_normal(n.encoder)
@@ -233,23 +236,28 @@ def perturb(learn: LearnConfig, mean: jax.Array, eps: jax.Array) -> jax.Array:
 
 @replaceable
 def imagine(
-    params: Params, norms: Params, z: jax.Array, b: jax.Array | None, actions: jax.Array
+    config: Config,
+    params: Params,
+    norms: Params,
+    z: jax.Array,
+    b: jax.Array | None,
+    actions: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Latents and beliefs [H, N, .] after every step of N sequences [H, N, A] from one latent and
     one belief, for acting; a belief of None is zero. `norms` are those of `planning_norms`."""
 
     def step(carry: tuple, x: tuple) -> tuple[tuple, tuple]:
         (z, b), (action, norm) = carry, x
-        after = move(params, norm, z, b, action)
+        after = move(config, params, norm, z, b, action)
         return after, after
 
     return nets.scan(step, repeat(params, z, b, actions.shape[1]), (actions, norms))[1]
 
 
 def imagine_policy(
+    config: Config,
     params: Params,
     norms: Params,
-    learn: LearnConfig,
     z: jax.Array,
     b: jax.Array | None,
     eps: jax.Array,
@@ -258,18 +266,25 @@ def imagine_policy(
 
     def step(carry: tuple, x: tuple) -> tuple[tuple, tuple]:
         (z, b), (eps, norm) = carry, x
-        action = noisy_policy(params, learn, z, eps)
-        z, b = move(params, norm, z, b, action)
+        action = noisy_policy(params, config.learn, z, eps)
+        z, b = move(config, params, norm, z, b, action)
         return (z, b), (action, z, b)
 
     return nets.scan(step, repeat(params, z, b, eps.shape[1]), (eps, norms))[1]
 
 
 @replaceable
-def move(params: Params, norm: Params, z, b, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+def move(
+    config: Config, params: Params, norm: Params, z, b, action: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Latents z' and beliefs b' [N, .] after actions [N, A], for acting."""
     b = believe(params, z, action, b)
-    return project(params, norm, b), b
+    return add_to(config, z, project(params, norm, b)), b
+
+
+def add_to(config: Config, z: jax.Array, change: jax.Array) -> jax.Array:
+    """The latent after a step from z, as far as `repair.residual` says."""
+    return change + (config.repair.residual * z).astype(change.dtype)
 
 
 def repeat(params: Params, z: jax.Array, b: jax.Array | None, count: int) -> tuple:

@@ -32,7 +32,7 @@ def propose(
     they lead."""
     if not eps.shape[1]:
         return eps, Ends(eps[0, :, 0], jnp.zeros((0, z.shape[-1]), z.dtype))
-    actions, z_next, b_next = model.imagine_policy(params, norms, config.learn, z, b, eps)
+    actions, z_next, b_next = model.imagine_policy(config, params, norms, z, b, eps)
     return actions, _ends(config, params, z, b, actions, z_next, b_next, horizon)
 
 
@@ -50,7 +50,7 @@ def follow(
 
     All H steps are rolled out; the working horizon only selects the steps that count.
     """
-    z_next, b_next = model.imagine(params, norms, z, b, actions)
+    z_next, b_next = model.imagine(config, params, norms, z, b, actions)
     return _ends(config, params, z, b, actions, z_next, b_next, horizon)
 
 

@@ -83,7 +83,7 @@ def _check_ranges(c: Config, flat: dict[str, Any]) -> None:
     unit += ("learn.beta1", "learn.beta2", "replay.priority_power", "replay.importance_power")
     unit += ("replay.hindsight", "learn.novelty_scale_by_max")
     unit += ("repair.pessimism", "repair.policy_scale", "repair.policy_decay")
-    unit += ("repair.step_stats", "repair.normalise")
+    unit += ("repair.step_stats", "repair.normalise", "repair.residual")
     for name in unit:
         if not 0 <= flat[name] <= 1:
             raise ConfigError(f"{name} is {flat[name]}; it must lie between 0 and 1")

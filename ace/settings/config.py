@@ -268,6 +268,8 @@ class RepairConfig:
     """Observations are scaled to mean 0 and deviation 1 by running moments (1), or raw (0)."""
     first_bias: float = 0.0
     """Deviation of the encoder's first bias at the start, relative to that of its product."""
+    residual: float = 0.0
+    """A step of the model adds to this share of the latent that it begins with."""
     norms: bool = False
     """Layer norms in the hidden layers of the policy and of the reward head."""
 

@@ -83,12 +83,12 @@ def batch_of(short: bool = False) -> Batch:
 class Oracle:
     """The update in NumPy, without policy noise."""
 
-    def __init__(self, state: LearnerState, batch: Batch):
+    def __init__(self, state: LearnerState, batch: Batch, residual: float = 0.0):
         self.params, self.target = ref.float64(state.params), ref.float64(state.target)
         self.batch = {k: np.asarray(v, np.float64) for k, v in batch._asdict().items()}
         self.moments = [float(x) for x in state.moments]
         self.stats = ref.float64(state.stats)
-        self.c = {"rho": 0.5, "loss_clip": 1e4}
+        self.c = {"rho": 0.5, "loss_clip": 1e4, "residual": residual}
         self.targets()
 
     def targets(self):
@@ -102,6 +102,7 @@ class Oracle:
             x = np.concatenate([online[t], self.batch["action"][t]], -1)
             belief = ref.gru(p["cell"], x, np.zeros((B, 3)))
             z, mean, var = ref.batch_norm_net(p["projector"], belief)
+            z = z + self.c["residual"] * online[t]
             self.novelty_stats["projector"].append((mean, var))
             prediction, mean, var = ref.batch_norm_net(p["predictor"], z)
             self.novelty_stats["predictor"].append((mean, var))

@@ -111,7 +111,7 @@ def pooled_moments(groups):
     return m, np.dot(count, var + mean**2) / total - m**2, total
 
 
-def rollout(params, batch):
+def rollout(params, batch, residual=0.0):
     """Latents z_0..z_H, beliefs b_1..b_H and the projector's batch statistics of each step."""
     z = [encoder(params["encoder"], batch["obs"][0])]
     b = [np.zeros((z[0].shape[0], params["cell"]["wh"].shape[0]))]
@@ -119,14 +119,14 @@ def rollout(params, batch):
     for action in batch["action"]:
         b.append(gru(params["cell"], np.concatenate([z[-1], action], -1), b[-1]))
         latent, mean, var = batch_norm_net(params["projector"], b[-1])
-        z.append(latent)
+        z.append(latent + residual * z[-1])
         stats.append((mean, var))
     return z, b[1:], stats
 
 
 def model_loss(params, batch, target_z, y, c):
     """Section 3.2: scalar loss, and the parts that the update also reports."""
-    z, b, _ = rollout(params, batch)
+    z, b, _ = rollout(params, batch, c["residual"])
     steps, rows = batch["reward"].shape
     flat, _, _ = batch_norm_net(params["predictor"], np.concatenate(z[1:]))
     prediction = flat.reshape(steps, rows, -1)

@@ -163,7 +163,7 @@ def test_plans_imagine_the_same_with_kernels(lanes: int, given: bool, size: int)
     rng = np.random.default_rng(0)
     params, stats = model.init(rng, config, 5, size)
     stats = jax.tree.map(lambda x: x + rng.uniform(0, 1, x.shape).astype("f"), stats)
-    config = replace(config, {"repair.step_stats": 1.0})
+    config = replace(config, {"repair.step_stats": 1.0, "repair.residual": 0.7})
     z = jnp.asarray(rng.standard_normal(50), jnp.bfloat16)
     b = jnp.asarray(rng.uniform(-1, 1, 128), jnp.bfloat16) if given else None
     actions = jnp.asarray(rng.uniform(-1, 1, (2, 72, size)), F)
@@ -172,8 +172,8 @@ def test_plans_imagine_the_same_with_kernels(lanes: int, given: bool, size: int)
         with kernels.lanes(lanes):
             p = model.cast(config, params)
             norms = model.planning_norms(config, p, stats)
-            free = model.imagine(p, norms, z, b, actions)
-            return *free, *model.imagine_policy(p, norms, config.learn, z, b, actions)
+            free = model.imagine(config, p, norms, z, b, actions)
+            return *free, *model.imagine_policy(config, p, norms, z, b, actions)
 
     wide = jnp.pad(z, (0, 14))  # a latent of 64, as the faster forms have it
     names, fast = traced(imagine, fused.TABLE, wide)

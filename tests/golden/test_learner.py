@@ -321,6 +321,7 @@ def busy():
         "repair.action_penalty": 0.1,
         "repair.policy_scale": 0.5,
         "repair.normalise": 0.5,
+        "repair.residual": 0.5,
     }
     config, batch = replace(CONFIG, changes), batch_of()
     batch.reward[:, 0] += 9.0  # more than the clip allows

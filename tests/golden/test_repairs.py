@@ -19,6 +19,7 @@ from tests.golden.learning import (
     A,
     B,
     H,
+    Oracle,
     batch_of,
     lane_of,
     split,
@@ -118,17 +119,44 @@ def test_the_clipped_share_of_the_gradients() -> None:
     assert metrics["clipped"] == 0 and metrics["policy_clipped"] == 0
 
 
-@pytest.mark.parametrize("own", [0.0, 1.0])
-def test_the_gap_between_learned_and_planned_latents(own: float) -> None:
-    config, state, batch = replace(CONFIG, {"repair.step_stats": own}), start(), batch_of()
+@pytest.mark.parametrize(("own", "residual"), [(0.0, 0.0), (1.0, 0.0), (1.0, 0.7)])
+def test_the_gap_between_learned_and_planned_latents(own: float, residual: float) -> None:
+    config = replace(CONFIG, {"repair.step_stats": own, "repair.residual": residual})
+    state, batch = start(), batch_of()
     p, s = ref.float64(state.params), ref.float64(state.stats)
     rows = {k: np.asarray(v, np.float64) for k, v in batch._asdict().items()}
-    z, b, _ = ref.rollout(p, rows)
+    z, b, _ = ref.rollout(p, rows, residual)
     used = {k: s["steps"][k][0] if own else s["projector"][k] for k in ("mean", "var")}
     planned, _, _ = ref.batch_norm_net(p["projector"], b[0], used["mean"], used["var"])
+    planned = planned + residual * z[0]
     wanted = np.sqrt(((planned - z[1]) ** 2).mean() / z[1].var(0).mean())
     found = update(lane_of(config), state, batch, STEP, ON)[2]["latent_gap"]
     close(found, wanted, 1e-3)
+
+
+def test_a_step_of_the_model_adds_to_the_latent() -> None:
+    config, state, batch = replace(CONFIG, {"repair.residual": 0.7}), start(), batch_of()
+    metrics = update(lane_of(config), state, batch, STEP, ON)[2]
+    oracle = Oracle(state, batch, 0.7)
+    found = oracle.losses(oracle.params)
+    for name in ("similarity", "reward", "value"):
+        close(metrics[f"{name}_loss"], found[name], 1e-4)
+    close(metrics["novelty"], oracle.novelty.mean(), 1e-4)
+    params, norms = state.params, model.planning_norms(config, state.params, state.stats)
+    z, action = jnp.ones((3, 4)), jnp.ones((3, 2))
+    moved, _ = model.move(config, params, jax.tree.map(lambda x: x[0], norms), z, None, action)
+    plain, _ = model.move(CONFIG, params, jax.tree.map(lambda x: x[0], norms), z, None, action)
+    close(moved, plain + 0.7, 1e-6)
+
+
+@pytest.mark.parametrize("residual", [0.0, 0.5, 1.0])
+def test_what_is_added_begins_at_nothing(residual: float) -> None:
+    config = replace(CONFIG, {"repair.residual": residual})
+    found, plain = (
+        model.init(np.random.default_rng(0), c, OBS, 2)[0]["projector"]["out"]["w"]
+        for c in (config, CONFIG)
+    )
+    close(found, (1 - residual) * plain, 1e-6)
 
 
 def test_running_moments_of_observations_are_those_of_all_batches() -> None:
