@@ -182,8 +182,9 @@ def fold_stats(running: Params, novelty: Params, rollout: Params, rows: int) -> 
 def latent_gap(
     config: Config, params: Params, stats: Params, b: jax.Array, z: jax.Array
 ) -> jax.Array:
-    """How far latents after one step [B, latent] move if the projector uses a plan's statistics
-    instead of the batch's: root mean square, relative to their deviation over the batch."""
+    """How far latents after one step, the second of z [2, B, latent], move if the projector uses a
+    plan's statistics instead of the batch's: root mean square, relative to their deviation over the
+    batch."""
     norm = jax.tree.map(lambda x: x[0], model.planning_norms(config, params, stats))
     planned = model.add_to(config, z[0], model.project(params, norm, b))
     z, planned = (x.astype(jnp.float32) for x in (z[1], planned))
