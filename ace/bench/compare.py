@@ -217,7 +217,27 @@ def _effects(
         for factor, levels in found.items():
             for level in levels:
                 rows.append({"task": task, "factor": factor, **level._asdict()})
+    if any(np.isnan(row["error"]) for row in rows):
+        notes.append(
+            "each cell has one run, and there are too few cells to estimate a task's errors; that "
+            "of the mean over tasks is how much the tasks' effects differ (run two seeds per cell)"
+        )
+        _errors_over_tasks(rows)
     return rows
+
+
+def _errors_over_tasks(rows: Sequence[Numbers]) -> None:
+    """Give the effects on the mean over tasks the standard error of a mean of the tasks' effects."""
+    for row in rows:
+        if row["task"] == ALL and np.isnan(row["error"]):
+            of_tasks = [
+                each["effect"]
+                for each in rows
+                if each["task"] != ALL
+                and (each["factor"], each["level"]) == (row["factor"], row["level"])
+            ]
+            row["error"] = float(np.std(of_tasks, ddof=1) / np.sqrt(len(of_tasks)))
+            row["ratio"] = row["effect"] / row["error"] if row["error"] else np.nan
 
 
 def _units(data: Numbers) -> dict[str, float]:
@@ -276,6 +296,7 @@ def _effect_grids(data: Numbers) -> list[Grid]:
             level = row["level"]
             cells = [*setting, f"{level:g}" if isinstance(level, float) else str(level)]
             effect = [f"{row['effect']:+.{digits}f}", f"{row['error']:.{digits}f}"]
+            effect[1] = NONE if np.isnan(row["error"]) else effect[1]
             # The first level is the one that the others are compared with.
             effect = effect if setting == before else [NONE, NONE]
             rows.append([*cells, number(row["mean"], unit), *effect])

@@ -199,7 +199,8 @@ def main_effects(
     them: sqrt(s^2 (1/n_level + 1/n_first)), n counting runs. With `paired`, every cell maps the
     same seeds to scores, and the error is that of the mean over seeds of each seed's own effect;
     this removes what a seed does to all cells, but has only (seeds - 1) degrees of freedom. With
-    one run in every cell, s^2 is what the main effects leave unexplained.
+    one run in every cell, s^2 is what the main effects leave unexplained; the error is NaN where
+    that has fewer than three degrees of freedom.
 
     Every pair of levels of two factors must occur equally often, as in a full factorial. An
     orthogonal fraction of one passes too; there, interactions add to the main effects.
@@ -267,13 +268,11 @@ def _unexplained(
     levels: Mapping[str, Sequence[float | str]],
     scores: np.ndarray,
 ) -> float:
-    """Variance [cells] that the sum of all main effects leaves, by its degrees of freedom."""
+    """Variance [cells] that the sum of all main effects leaves, by its degrees of freedom; NaN if
+    these are too few to estimate it."""
     free = len(scores) - 1 - sum(len(each) - 1 for each in levels.values())
     if free < 3:
-        raise ValueError(
-            "each cell has one run, and there are too few cells to estimate errors from what the "
-            "main effects leave; run at least two seeds per cell"
-        )
+        return math.nan
     rest = scores - scores.mean()
     for name, column in columns.items():
         at_level = np.array([[mine == level for mine in column] for level in levels[name]])

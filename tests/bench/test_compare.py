@@ -75,6 +75,29 @@ def test_effects_have_the_digits_of_their_score(tmp_path: Path, capsys) -> None:
     assert effects[:2] == [["0.1", "0.51", "–", "–"], ["0.2", "0.55", "+0.040", "0.000"]]
 
 
+def test_a_saturated_fraction_has_errors_over_tasks_alone(tmp_path: Path, capsys) -> None:
+    """Three factors in four cells with one run each leave nothing to estimate errors from. The
+    effects of `a` are 10 and 4 on the tasks, so on their mean 7 with an error of 3."""
+    suite = tmp_path / "s"
+    for a, b in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        agent, c = f"ace-a={a}-b={b}-c={a ^ b}", a ^ b
+        lanes = [{"agent": agent, "task": task, "seed": 5} for task in ("dmc/one", "dmc/two")]
+        found = {
+            (agent, task): {5: {s: make_row(100 + effect * a + 2 * b + c) for s in STEPS}}
+            for task, effect in (("dmc/one", 10), ("dmc/two", 4))
+        }
+        add_program(suite, {"id": agent, "lanes": lanes}, found)
+    data = compare(CompareArgs((suite,)))
+    effects = {(e["task"], e["factor"]): e for e in data["effects"]["last"] if e["level"] == 1}
+    assert effects[ALL, "a"]["effect"] == pytest.approx(7)
+    assert effects[ALL, "a"]["error"] == pytest.approx(3)
+    assert effects[ALL, "b"]["effect"] == pytest.approx(2)
+    assert effects["dmc/one", "a"]["effect"] == pytest.approx(10)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[4:] for row in rows if row[:3] == ["dmc/one", "a", "1"]][0] == ["+10.0", "–"]
+    assert any("too few cells" in note for note in data["notes"])
+
+
 def test_unbalanced_cells_have_no_main_effects(tmp_path: Path) -> None:
     run = make_run(
         tmp_path / "run", {"a=1 b=1": (0, 0, 1), "a=2 b=1": (0, 0, 2), "a=2 b=2": (0, 0, 3)}

@@ -326,6 +326,14 @@ def test_with_one_run_a_cell_the_error_is_what_the_effects_leave() -> None:
             assert found[name][1].error == pytest.approx(error)
 
 
+def test_too_few_cells_with_one_run_have_effects_without_errors() -> None:
+    single = [(settings, np.array([runs[0]], float)) for settings, runs in CELLS]
+    effects = stats.main_effects(single)
+    means = [runs[0] for _, runs in CELLS]
+    assert effects["rate"][1].effect == pytest.approx(np.mean(means[2:]) - np.mean(means[:2]))
+    assert math.isnan(effects["rate"][1].error) and effects["rate"][0].error == 0
+
+
 def test_an_orthogonal_fraction_is_balanced() -> None:
     half = [(a, b, a * b) for a in (-1, 1) for b in (-1, 1)]
     cells = [(dict(zip("abc", abc, strict=True)), 3.0 * abc[2] + np.array([-1, 1])) for abc in half]
@@ -346,7 +354,6 @@ def test_unbalanced_designs_are_refused() -> None:
     refused([*CELLS[:3], CELLS[0]], "two cells have the settings {'rate': 0, 'norm': 'none'}")
     refused([*CELLS[:3], ({"rate": 1}, {0: 1, 1: 1})], r"cell 3 sets \['rate'\]")
     refused([*CELLS[:3], (CELLS[3][0], np.ones(3))], r"\[2, 2, 2, 3\] runs")
-    refused([(settings, np.ones(1)) for settings, _ in CELLS], "at least two seeds")
     refused([*CELLS[:3], (CELLS[3][0], {0: 1, 7: 1})], r"seeds \[1, 7\]", paired=True)
     refused([*CELLS[:3], (CELLS[3][0], {0: 1, 1: math.nan})], "cell 3 has 1 scores of 2")
 
