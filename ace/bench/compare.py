@@ -227,7 +227,7 @@ def _effects(
 
 
 def _errors_over_tasks(rows: Sequence[Numbers]) -> None:
-    """Give the effects on the mean over tasks the standard error of a mean of the tasks' effects."""
+    """Effects on the mean over tasks get the standard error of a mean of the tasks' effects."""
     for row in rows:
         if row["task"] == ALL and np.isnan(row["error"]):
             of_tasks = [

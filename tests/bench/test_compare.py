@@ -94,7 +94,7 @@ def test_a_saturated_fraction_has_errors_over_tasks_alone(tmp_path: Path, capsys
     assert effects[ALL, "b"]["effect"] == pytest.approx(2)
     assert effects["dmc/one", "a"]["effect"] == pytest.approx(10)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [row[4:] for row in rows if row[:3] == ["dmc/one", "a", "1"]][0] == ["+10.0", "–"]
+    assert next(row[4:] for row in rows if row[:3] == ["dmc/one", "a", "1"]) == ["+10.0", "–"]
     assert any("too few cells" in note for note in data["notes"])
 
 
