@@ -328,8 +328,7 @@ def _move(config: Config, params: Params, norm: Params, z, b, actions: jax.Array
         return model.move.plain(config, params, norm, z, b, actions[t])
     gates = cell["wi"], cell["wh"], cell["norm"]["scale"], cell["norm"]["bias"]
     projector = p["in"]["w"], norm["scale"], norm["shift"], p["out"]["w"], p["out"]["b"]
-    change, b = kernels.dynamics.step(z, actions, t, b, *gates, *projector)
-    return model.add_to(config, z, change), b
+    return kernels.dynamics.step(z, actions, t, b, config.repair.residual, *gates, *projector)
 
 
 def round_rows(x: jax.Array, axis: int) -> jax.Array:

@@ -24,11 +24,11 @@ CHUNK = 64  # hidden units of the projector per loop iteration
 WARPS, STAGES = 4, 3
 
 
-def plain_step(z, a, b, wi, wh, scale, bias, w_in, factor, offset, w_out, c):
+def plain_step(z, a, b, keep, wi, wh, scale, bias, w_in, factor, offset, w_out, c):
     """New latents [n, Z] and beliefs [n, D] from latents, actions and old beliefs, which may be
     None; rows of `wi` past the action's dimensions are padding.
 
-    The latent is elu(b w_in * factor + offset) w_out + c.
+    The latent is elu(b w_in * factor + offset) w_out + c + keep z.
     """
     x = jnp.concatenate([z, a.astype(z.dtype)], -1).astype(F32)
     parts = jnp.split(x @ wi[: x.shape[-1]].astype(F32), 3, -1)
@@ -37,8 +37,8 @@ def plain_step(z, a, b, wi, wh, scale, bias, w_in, factor, offset, w_out, c):
         parts = [parts[0] + reset, parts[1] + update, parts[2], new]
     b = gru.plain(parts, b, scale, bias).astype(z.dtype)
     h = elu((b.astype(F32) @ w_in.astype(F32)) * factor + offset)
-    z = (h.astype(b.dtype).astype(F32) @ w_out.astype(F32) + c).astype(b.dtype)
-    return z, b
+    change = h.astype(b.dtype).astype(F32) @ w_out.astype(F32) + c
+    return (change + keep * z.astype(F32)).astype(b.dtype), b
 
 
 def dot(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -102,22 +102,22 @@ class Rows:
         triton.store(ref.at[:, columns], x.astype(ref.dtype), mask=real)
 
 
-def step(z, actions, t, b, *weights: Any) -> tuple[jax.Array, jax.Array]:
+def step(z, actions, t, b, keep, *weights: Any) -> tuple[jax.Array, jax.Array]:
     """`plain_step` with step t of actions [H, n, A]: slicing them beforehand would cost another
     kernel. A single latent [1, Z] serves all rows; `weights` are the cell's, then the
     projector's."""
-    t = jnp.asarray(t, jnp.int32)[None]
-    return _step(rows_each(actions.shape[1]), z, actions, t, b, *weights)
+    t, keep = jnp.asarray(t, jnp.int32)[None], jnp.asarray(keep, F32)[None]
+    return _step(rows_each(actions.shape[1]), z, actions, t, b, keep, *weights)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _step(each: int, z, actions, t, b, *weights: Any):
+def _step(each: int, z, actions, t, b, keep, *weights: Any):
     pl = pallas()
     wi, wh, *_, w_out, _ = weights
     (count, latent), (steps, rows, size), width = z.shape, actions.shape, wh.shape[0]
     hidden, old = w_out.shape[0], [] if b is None else [b]
 
-    def kernel(z, actions, t, wi, wh, scale, bias, w_in, factor, offset, w_out, c, *refs):
+    def kernel(z, actions, t, keep, wi, wh, scale, bias, w_in, factor, offset, w_out, c, *refs):
         *old, z_out, b_out = refs
         here = Rows(each, rows)
         inputs = [
@@ -158,7 +158,10 @@ def _step(each: int, z, actions, t, b, *weights: Any):
             return total + dot(h, w_out[at, :])
 
         zero = jnp.zeros((each, latent), F32)
-        here.write(z_out, jax.lax.fori_loop(0, hidden // CHUNK, some, zero) + c[...])
+        change = jax.lax.fori_loop(0, hidden // CHUNK, some, zero) + c[...]
+        # Read again: kept in registers since the gates, the latent would leave the loop too few.
+        old_z = wide(here.read(z, slice(0, latent), latent))
+        here.write(z_out, fma(keep[0], old_z, change))
 
     return launch(
         kernel,
@@ -170,13 +173,13 @@ def _step(each: int, z, actions, t, b, *weights: Any):
             tile(each, latent) if count == rows else whole(z),
             # The block is wider than the array: JAX refuses a slice beyond a block, even masked.
             pl.BlockSpec((steps, each, wi.shape[0] - latent), lambda i: (0, i, 0)),
-            pl.BlockSpec((1,), lambda i: (0,)),
+            *[pl.BlockSpec((1,), lambda i: (0,))] * 2,
             *[whole(w) for w in weights],
             *[tile(each, width) for _ in old],
         ],
         out_specs=[tile(each, latent), tile(each, width)],
         out_shape=[jax.ShapeDtypeStruct((rows, n), z.dtype) for n in (latent, width)],
-    )(z, actions, t, *weights, *old)
+    )(z, actions, t, keep, *weights, *old)
 
 
 def misfit(rows: int, latent: int, action: int, belief: int, hidden: int, dtype: Any) -> str:
@@ -215,4 +218,5 @@ def trial(dtype: Any) -> Iterator[common.Pair]:
         with common.lanes(lanes):
             for latents, old in ((cut[0], cut[2]), (z[:1], None)):
                 given = jnp.broadcast_to(latents, cut[0].shape), cut[1][1], old
-                yield step(latents, cut[1], 1, old, *weights), plain_step(*given, *weights)
+                last = 0.5, *weights  # `keep` and the weights
+                yield step(latents, cut[1], 1, old, *last), plain_step(*given, *last)
