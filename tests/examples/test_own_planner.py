@@ -14,6 +14,7 @@ from ace.settings.config import Config, replace
 from tests.examples.helpers import imported
 
 FLAGS = ["--import", "own_planner", "--plan.planner", "shooting", "--preset", "debug", "--quiet"]
+FLAGS += ["--plan.horizon", "2"]  # soon compiled
 
 
 @pytest.fixture(autouse=True)

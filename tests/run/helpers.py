@@ -18,9 +18,13 @@ from ace.run import request
 from ace.run.loop import Loop, train
 from ace.run.request import Run
 
-# Two lanes that observe and act in two numbers, and plan in one iteration: `conftest.py` lets all
-# runs of this shape in a process share their compiled functions, whatever their tasks are.
-QUICK = ("--plan.iterations", "1", "--learn.seed-updates", "1")  # all of the burst, to break off in
+# Plans of one iteration and two steps: the iterations of a plan and the steps of an update are
+# compiled one by one. The working horizon still grows.
+SHORT = {"plan.iterations": 1, "plan.horizon": 2, "plan.horizon_ramp.start": 1.0}
+SHORT_FLAGS = tuple(w for k, v in SHORT.items() for w in (f"--{k.replace('_', '-')}", str(v)))
+QUICK = (*SHORT_FLAGS, "--learn.seed-updates", "1")  # all of the burst, to break off in
+# Two lanes that observe and act in two numbers: `conftest.py` lets all runs of this shape in a
+# process share their compiled functions, whatever their tasks are.
 PAIR = ("probe/long", "probe/point", *QUICK)
 
 

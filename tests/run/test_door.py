@@ -15,6 +15,7 @@ import ace
 from ace.envs import TaskError
 from ace.run.loop import Stopped
 from ace.settings.config import ConfigError
+from tests.run.helpers import SHORT
 
 IMPORT = """
 import sys, time
@@ -30,7 +31,7 @@ print(spent)
 def run(tmp_path_factory) -> ace.TrainedRun:
     """Two lanes of a tiny run."""
     folder = tmp_path_factory.mktemp("door") / "run"
-    changes = {"learn.td_lambda": 1, "plan.iterations": 1}
+    changes = {"learn.td_lambda": 1, **SHORT}
     return ace.train(
         "probe/long", preset="debug", seeds=(0, 1), settings=changes, folder=folder, quiet=True
     )
@@ -63,7 +64,7 @@ def test_a_run_is_trained_and_its_agents_act(run: ace.TrainedRun) -> None:
 
 
 def test_the_same_call_finds_the_finished_run(run: ace.TrainedRun, capsys) -> None:
-    changes = {"learn.td-lambda": 1.0, "plan.iterations": 1}
+    changes = {"learn.td-lambda": 1.0, **SHORT}
     found = ace.train(
         "probe/long", preset="debug", seeds=(0, 1), settings=changes, folder=run.folder
     )

@@ -80,7 +80,7 @@ def test_errors_are_summed_over_the_evaluations(whole) -> None:
     for lane in "01":
         mine = [row for row in whole.rows if row["lane"] == lane]
         errors = [float(row["model_error"]) for row in mine]
-        assert all(0 < error < 4 * 3 for error in errors)  # 2 - 2 cos over a horizon of 3
+        assert all(0 < error < 4 * 2 for error in errors)  # 2 - 2 cos over a horizon of 2
         np.testing.assert_allclose([float(r["cumulative_error"]) for r in mine], np.cumsum(errors))
     assert len({row["model_error"] for row in whole.rows}) == 6
 

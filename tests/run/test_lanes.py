@@ -15,9 +15,9 @@ from ace.method.types import Transition
 from ace.run import evaluate
 from ace.settings.config import Config, ConfigError, replace
 from ace.settings.presets import resolve
-from tests.run.helpers import leaves
+from tests.run.helpers import SHORT, leaves
 
-CONFIG = replace(resolve("debug", "probe/point", get_spec("probe/point")), {"plan.iterations": 1})
+CONFIG = replace(resolve("debug", "probe/point", get_spec("probe/point")), SHORT)
 OTHER = replace(CONFIG, {"learn.td_lambda": 0.9, "plan.noise_beta": 0.5})
 # Two lanes, the larger of this size, share their functions with the runs of `PAIR`.
 SMALL, LARGE = (1, 1), (2, 2)
@@ -120,7 +120,7 @@ def test_an_inactive_lane_stays_as_it_is(crowd):
 
 
 def test_lanes_that_shape_the_program_differently_are_refused():
-    other = replace(CONFIG, {"plan.horizon": 2, "learn.td_lambda": 0.1})
+    other = replace(CONFIG, {"plan.horizon": 3, "learn.td_lambda": 0.1})
     with pytest.raises(ConfigError, match=r"differ in plan\.horizon, which"):
         check_compatible([setup(0, SMALL), setup(1, SMALL, other)])
 

@@ -14,7 +14,7 @@ from ace.run import request
 from ace.settings.config import replace
 from ace.settings.presets import resolve
 from ace.tools import speed
-from tests.run.helpers import QUICK
+from tests.run.helpers import QUICK, SHORT_FLAGS
 
 
 def flops(function, *args) -> float:
@@ -75,7 +75,7 @@ def hasty(monkeypatch) -> None:
 def test_the_command_measures_everything(tmp_path, capsys, hasty) -> None:
     out = tmp_path / "speed.json"
     argv = ["speed", "--lanes", "2", "--preset", "debug", "--task", "probe/point"]
-    cli.main([*argv, "--steps", "3", "--json", str(out), "--plan.iterations", "1", "--profile"])
+    cli.main([*argv, "--steps", "3", "--json", str(out), *SHORT_FLAGS, "--profile"])
     found = json.loads(out.read_text())
     (row,) = found["lanes"]
     assert row["lanes"] == 2 and found["limit_tflops"] > 0
