@@ -14,10 +14,10 @@ from ace.settings.config import replace
 from tests.run.helpers import PAIR, small_run
 
 COMPILED: dict[tuple, object] = {}
-# Only the host reads these; the replay's capacity is a shape, too.
+# Only the host reads these; the replay's capacity and the episodes are shapes, too.
 HOST = {
     **{"env_steps": 1, "eval_every": 1, "workers": 0, "env_timeout": 1, "fault_limit": 1},
-    **{"replay.capacity": 0, "action_repeat": 1},
+    **{"replay.capacity": 0, "action_repeat": 1, "eval_episodes": 1},
     **{"learn.update_mode": "step", "learn.updates_per_step": 1},
 }
 
