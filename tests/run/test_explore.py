@@ -13,14 +13,18 @@ from safetensors.numpy import load_file
 from ace import replay
 from ace.agents import AGENTS, Agent
 from ace.engine.program import Program
+from ace.envs.maze import point
 from ace.envs.maze.grid import read_grid
 from ace.envs.maze.navigator import make_test_set
+from ace.envs.registry import get_spec
 from ace.method.types import Transition
 from ace.run import explore, request
 from ace.run.explore import Explorer
 from tests.run.helpers import QUICK, broken_off, small_run
 
-RUN = ("maze/umaze", "--seeds", "6", "7", "--env-steps", "360", "--eval-episodes", "2", *QUICK)
+EVERY, LENGTH = 30, 120  # agent steps of two env steps, between evaluations and in an episode
+RUN = ("maze/umaze", "--seeds", "6", "7", "--env-steps", "180", "--eval-episodes", "2", *QUICK)
+RUN += ("--eval-every", str(2 * EVERY))
 FREE = {(1, 1), (1, 2), (1, 3), (2, 3), (3, 1), (3, 2), (3, 3)}  # of the umaze
 
 
@@ -35,8 +39,18 @@ def share(obs: np.ndarray) -> float:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A run of two lanes, evaluated at agent steps 60, 120 and 180, and what evaluations saw."""
+def short_episodes():
+    """Evaluations play whole episodes, and most of a run's time is theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(point, "EPISODE", 2 * LENGTH)
+        get_spec.cache_clear()
+        yield
+    get_spec.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, short_episodes):
+    """A run of two lanes, evaluated at agent steps 30, 60 and 90, and what evaluations saw."""
     folder = tmp_path_factory.mktemp("maze") / "run"
     seen, record = [], Explorer.record
 
@@ -51,16 +65,16 @@ def whole(tmp_path_factory):
 
 
 def test_training_is_counted_up_to_the_evaluation(whole) -> None:
-    """No episode of 300 agent steps ends here, so slot n of the replay is agent step n."""
+    """No episode of 120 agent steps ends here, so slot n of the replay is agent step n."""
     assert [(r["lane"], r["env_step"]) for r in whole.rows] == [
-        (lane, env_step) for env_step in ("120", "240", "360") for lane in ("0", "1")
+        (lane, env_step) for env_step in ("60", "120", "180") for lane in ("0", "1")
     ]
     for row in whole.rows:
         lane, end = int(row["lane"]), int(row["env_step"]) // 2
         obs = np.asarray(whole.state.replay.obs[lane])
         assert float(row["train_coverage"]) == share(obs[: end + 1])
         trace = load_file(whole.folder / "exploration" / f"{2 * end}.safetensors")
-        begin = 0 if end == 60 else end - 59
+        begin = 0 if end == EVERY else end - EVERY + 1
         np.testing.assert_array_equal(trace[f"lane-{lane}.trace"], obs[begin : end + 1, :2])
 
 
@@ -68,8 +82,8 @@ def test_an_evaluation_counts_the_cells_of_all_its_episodes(whole) -> None:
     """The episodes' own coverage, which the simulators count, checks what was kept of them."""
     means = [float(r["coverage"]) for r in csv.DictReader(open(whole.folder / "eval.csv"))]
     for row, mean in zip(whole.rows, means, strict=True):
-        seen = whole.seen[int(row["env_step"]) // 120 - 1]
-        assert seen.shape == (301, 2, 2, 4)
+        seen = whole.seen[int(row["env_step"]) // (2 * EVERY) - 1]
+        assert seen.shape == (LENGTH + 1, 2, 2, 4)
         mine = seen[:, int(row["lane"])]
         assert float(row["eval_coverage"]) == share(mine)
         assert np.mean([share(mine[:, e]) for e in range(2)]) == pytest.approx(mean)
@@ -89,16 +103,16 @@ def test_a_broken_run_records_the_same(whole, tmp_path) -> None:
     """Broken off with an evaluation recorded that must be made again; then with one that must not,
     in the middle of the next."""
     folder = tmp_path / "run"
-    for saves, kill in (({50}, 130), ({140}, 150)):
+    for saves, kill in (({25}, 65), ({70}, 75)):
         with broken_off(saves, kill):
             small_run(folder, *RUN)
     (folder / "exploration" / "9999.safetensors").write_bytes(b"of a time that did not come")
     small_run(folder, *RUN)
     for path in (whole.folder / "exploration.csv", *(whole.folder / "exploration").iterdir()):
         assert (folder / path.relative_to(whole.folder)).read_bytes() == path.read_bytes()
-    assert sorted(p.name for p in (folder / "exploration").iterdir()) == [
-        f"{env_step}.safetensors" for env_step in (120, 240, 360)
-    ]
+    assert {p.name for p in (folder / "exploration").iterdir()} == {
+        f"{env_step}.safetensors" for env_step in (60, 120, 180)
+    }
 
 
 def test_other_tasks_have_no_maze() -> None:
