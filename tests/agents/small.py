@@ -39,7 +39,9 @@ def shaken(state: Any, seed: int) -> Any:
     return state._replace(params=params, target=target)
 
 
+# Called as they are, every operation in them is compiled for itself.
 add = jax.jit(replay.add, static_argnums=2)
+sample = jax.jit(replay.sample, static_argnums=(3, 4))
 
 
 @functools.cache

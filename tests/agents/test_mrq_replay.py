@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from ace import replay
-from ace.agents import mrq
 from ace.method.model import action_normal
 from ace.method.types import Transition
 from ace.settings import keys
@@ -27,6 +26,9 @@ from tests.agents.mrq_twin import (
     rewards_of,
     update,
 )
+from tests.agents.small import sample
+
+forget = jax.jit(replay.forget)
 
 
 def test_priorities_are_those_of_lap() -> None:
@@ -35,7 +37,7 @@ def test_priorities_are_those_of_lap() -> None:
     store = filled()
     state = fresh()._replace(update_step=np.int32(1))  # not the encoder's turn
     key = jax.random.fold_in(keys.key(0, "update", 1), 0)
-    batch = replay.sample(store, SMALL.replay, key, BATCH, STEPS)
+    batch = sample(store, SMALL.replay, key, BATCH, STEPS)
     eps = action_normal(jax.random.fold_in(keys.key(0, "update", 1), 1), (BATCH,), jnp.ones(ACTION))
     np.testing.assert_array_equal(batch.weight, 1.0)
     near = constant_critics(state.params, (0.1, -0.2))
@@ -94,9 +96,9 @@ def test_old_segments_are_sampled_less_often(steps: int) -> None:
     for age in range(60):
         slot = (cursor - age) % 60
         wanted[slot] = given[slot] * max(0.9**age, 0.1)
-    recent = replay.forget(store, 0.9, 0.1)
+    recent = forget(store, 0.9, 0.1)
     np.testing.assert_allclose(recent.tree.sums[0][:60], wanted, rtol=1e-4)
-    drawn = np.asarray(replay.sample(recent, SMALL.replay, jax.random.key(0), 20_000, 1).index)
+    drawn = np.asarray(sample(recent, SMALL.replay, jax.random.key(0), 20_000, 1).index)
     shares = np.bincount(drawn, minlength=60) / 20_000
     np.testing.assert_allclose(shares, wanted / wanted.sum(), atol=0.01)
 
@@ -108,7 +110,7 @@ def test_drq_draws_what_is_not_forgotten() -> None:
     config = replace(SMALL, changes)
     store, state = filled(), fresh()._replace(update_step=np.int32(1), scale=np.ones(2, "f"))
     state = state._replace(target=constant_critics(state.params, (1e4, 1e4)))
-    _, after, _ = jax.jit(mrq.update)(lane_of(config), state, store, 0, True)
+    _, after, _ = update(lane_of(config), state, store, 0, True)
     changed = np.flatnonzero(np.asarray(after.tree.sums[0] != store.tree.sums[0]))
     assert changed.tolist() == [(int(store.cursor) - 2) % 60]  # behind the final observation
     assert np.count_nonzero(after.tree.sums[0]) == 40

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ace import cli, replay
+from ace import cli
 from ace.agents import AGENTS, mrq
 from ace.envs import EnvSpec
 from ace.settings import keys
@@ -19,7 +19,7 @@ from ace.settings.presets import resolve
 from ace.tools.speed import count_work
 from tests.agents import mrq_twin as small
 from tests.agents.mrq_twin import PERIOD, SMALL, filled, fresh, lane_of, update
-from tests.agents.small import ACTION, OBS, WIDE, check_crowd, check_no_turn
+from tests.agents.small import ACTION, OBS, WIDE, check_crowd, check_no_turn, sample
 from tests.learn.known import DISCOUNT, VALUES, cases, judge
 from tests.run.helpers import check_broken_run, csv_rows, leaves, small_run
 
@@ -56,9 +56,7 @@ def test_the_encoder_learns_from_fresh_batches() -> None:
     losses = []
     key = jax.random.fold_in(keys.key(0, "update", 2 * PERIOD), 2)
     for i in range(PERIOD):
-        batch = replay.sample(
-            store, SMALL.replay, jax.random.fold_in(key, i), small.BATCH, small.HORIZON
-        )
+        batch = sample(store, SMALL.replay, jax.random.fold_in(key, i), small.BATCH, small.HORIZON)
         seen |= {tuple(np.asarray(batch.index))}
         part, opt, told, _ = improve(lane_of(), state.params, part, opt, batch, jnp.bool_(True))
         losses.append(told["dynamics_loss"])

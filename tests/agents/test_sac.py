@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ace import replay
 from ace.agents import AGENTS, sac
 from ace.agents.sac import SacConfig, SacState
 from ace.engine import fused
@@ -172,7 +171,7 @@ def test_samples_are_uniform_unless_asked_otherwise() -> None:
     _, after, _ = update(lane_of(), fresh(), store, 0, True)
     weights = np.asarray(after.tree.sums[0])
     assert weights.sum() == 40 and set(weights) == {0.0, 1.0}
-    batch = replay.sample(after, SMALL.replay, jax.random.key(0), 4000, 1)
+    batch = small.sample(after, SMALL.replay, jax.random.key(0), 4000, 1)
     np.testing.assert_array_equal(batch.weight, 1.0)
     counts = np.bincount(np.asarray(batch.index), minlength=64)[weights > 0]
     assert 60 < counts.min() and counts.max() < 150  # 100 each, deviation 10

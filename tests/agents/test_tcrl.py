@@ -81,7 +81,6 @@ filled = functools.partial(small.filled, HORIZON)
 
 update, learn, act = jax.jit(tcrl.update), jax.jit(tcrl.learn), jax.jit(tcrl.act, static_argnums=7)
 model_loss, target_of = jax.jit(tcrl.model_loss), jax.jit(tcrl.target_of)
-sample = jax.jit(replay.sample, static_argnums=(3, 4))
 
 
 def test_networks() -> None:
@@ -197,7 +196,7 @@ def test_targets_in_a_replay() -> None:
                 jnp.zeros(ACTION), jnp.float32(10**i), end & terminated, end, obs, obs
             )
             store = small.add(store, step, HORIZON)
-        batch = sample(store, config.replay, jax.random.key(0), 50, HORIZON)
+        batch = small.sample(store, config.replay, jax.random.key(0), 50, HORIZON)
         assert set(np.asarray(batch.index)) == set(range(5))
         np.testing.assert_array_equal(batch.weight, 1.0)
         eps, z = jnp.zeros((50, ACTION)), jnp.zeros((50, 3))

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from ace import cli, replay
+from ace import cli
 from ace.agents import AGENTS
 from ace.settings import keys
-from tests.agents.small import check_no_turn, filled
+from tests.agents.small import check_no_turn, filled, sample
 from tests.examples.helpers import imported
 from tests.golden import reference as ref
 from tests.golden.learning import CONFIG, STEP, B, H, lane_of, start
@@ -55,7 +55,7 @@ def test_the_loss_and_its_step_are_those_of_numpy(own_loss, monkeypatch) -> None
     assert metrics["q"] == STEP  # ACE's own stay
 
     key = jax.random.fold_in(keys.key(0, "update", 0), 2)
-    batch = replay.sample(store, CONFIG.replay, key, B, H)
+    batch = sample(store, CONFIG.replay, key, B, H)
     obs, mask = np.asarray(batch.obs, np.float64), np.asarray(batch.mask)
     params = ref.float64(state.params)
     params["policy"] = jax.tree.map(lambda x: 0.5 * x, params["policy"])

@@ -28,6 +28,7 @@ from ace.planners import PLANNERS, Planner
 from ace.planners import register as register_planner
 from ace.settings import keys
 from ace.settings.config import Config, replace
+from tests.agents.small import sample
 
 OBS, A, LANES, EPISODES = 3, 2, 2, 2
 SMALL = replace(
@@ -259,7 +260,7 @@ def test_segments_of_one_step(toy, done: bool) -> None:
         store = jax.tree.map(lambda x, lane=lane: x[lane], state.replay)
         slots = [0, 2, 4] if done else [0, 1, 2]
         assert np.flatnonzero(np.asarray(store.tree.sums[0])).tolist() == slots
-        batch = replay.sample(store, SMALL.replay, jax.random.key(0), 32, 1)
+        batch = sample(store, SMALL.replay, jax.random.key(0), 32, 1)
         assert batch.obs.shape == (2, 32, OBS) and batch.action.shape == (1, 32, A)
         assert np.all(batch.mask == 1) and set(np.asarray(batch.index).tolist()) == set(slots)
         made = transition(done)
@@ -391,9 +392,11 @@ def test_a_patched_loss_is_what_the_next_program_learns_from(monkeypatch) -> Non
         state, metrics = step(program, before, count=3)
         return float(metrics[0, 0]), program.trees(state).learner["w"] - old
 
+    one_step = {"plan.horizon": 1, "plan.horizon_ramp.start": 1.0}  # an update is traced by steps
+
     def trace() -> None:
         """Trace the update of the method itself, which need not be compiled to see what it asks."""
-        program = program_of(monkeypatch, "ace")
+        program = program_of(monkeypatch, "ace", replace(SMALL, one_step))
         state, obs = program.init_state(observations(LANES), 16), observations(LANES)
         function, args = program.parts(state, program.send(0, obs))["update"]
         function.jitted.trace(*args)
