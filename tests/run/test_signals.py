@@ -145,15 +145,16 @@ def test_a_signal_is_heard_while_functions_are_compiled(whole, tmp_path, monkeyp
 
 
 def test_a_closed_terminal_asks_for_a_save_however_often_it_is_said():
-    signals = Signals()
-    with signals:
-        signal.raise_signal(signal.SIGHUP)
-        signal.raise_signal(signal.SIGHUP)  # the kernel and the shell both say it
-        assert signals.signum == signal.SIGHUP
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGTERM)
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # `nohup ace train`
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run in `nohup`
     try:
+        signals = Signals()
+        with signals:
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)  # the kernel and the shell both say it
+            assert signals.signum == signal.SIGHUP
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # `nohup ace train`
         with Signals():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
