@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ace.engine.compile import tracing
+from ace.engine.compile import compiler_options, tracing
 from ace.engine.kernels import columns, common, dynamics, gru, layers, rows
 from ace.engine.kernels.columns import batch_norm_elu
 from ace.engine.kernels.common import lanes
@@ -166,10 +166,12 @@ def _try_out() -> None:
     """Compare every kernel with its plain function on small inputs: one compilation per kind and
     type, all in parallel."""
     kinds = (dynamics, layers, rows, gru, columns)  # XLA takes longest for the first
+    options = compiler_options()  # as for the programs that will use the kernels
 
     def worst(kind: ModuleType, dtype: Any) -> float:
         with tracing():
-            lowered = jax.jit(lambda: common.worst(kind.trial(dtype))).lower()
+            program = jax.jit(lambda: common.worst(kind.trial(dtype)), compiler_options=options)
+            lowered = program.lower()
         return float(lowered.compile()())
 
     jobs = [(kind, dtype) for kind in kinds for dtype in kind.TRIED]
