@@ -12,7 +12,7 @@ from ace.bench import suites
 from ace.bench.jobs import Job, last_env_step, make_config
 from ace.bench.plan import Plan, Planned, clean_up, estimate, make_plan, to_start
 from ace.bench.rates import Rate, Rates, now
-from ace.bench.results import ResultError, Table, add_program
+from ace.bench.results import ResultError, Table, add_parts, add_program
 from ace.run.flags import BenchArgs
 from ace.settings.config import ConfigError
 
@@ -165,6 +165,8 @@ def carry_out(
     estimate(plan, rates, hardware, limit, memory)
     starting = list(to_start(plan.todo, len(slots), limit))
     drive.show_plan(plan, shown, board, starting)
+    if plan.reused and not args.dry_run:
+        add_parts(plan.results, plan.reused)
     stuck = bool(plan.todo) and not starting
     if stuck:
         board.say(drive.why_nothing_starts(plan, args.limit), always=True)

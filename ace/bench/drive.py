@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table as Grid
 
+from ace.bench import reuse
 from ace.bench.bench import collect
 from ace.bench.mirror import newest
 from ace.bench.plan import SAVE_SECONDS, Plan, Planned, fits, show_bytes, time_for_jobs
@@ -66,7 +67,7 @@ def show_plan(plan: Plan, hardware: str, board: "Board", starting: Sequence[Plan
         f"{plan.done} of {lanes + plan.done} curves are in {plan.results}; "
         f"{len(plan.todo)} program(s) to run on {hardware}"
     )
-    for note in plan.notes:
+    for note in (*plan.notes, *map(reuse.about, plan.reused)):
         board.say(f"note: {note}")
     if not plan.todo or board.quiet:
         return

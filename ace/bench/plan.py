@@ -11,11 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ace.bench import suites
+from ace.bench import reuse, suites
 from ace.bench.jobs import Job, LaneSpec, finished_lanes, make_config, make_jobs, split
 from ace.bench.mirror import newest
 from ace.bench.rates import Rates, bytes_needed, measure
-from ace.bench.results import lost_seeds, read_programs
+from ace.bench.results import Part, lost_seeds, read_programs
 from ace.run.flags import BenchArgs
 from ace.settings.config import ConfigError
 
@@ -79,8 +79,9 @@ class Plan:
     suite: suites.Suite
     results: Path
     todo: list[Planned]
-    done: int = 0  # curves that the results have
+    done: int = 0  # curves that the results have, or get from other suites
     notes: list[str] = field(default_factory=list)  # on results that are there
+    reused: list[Part] = field(default_factory=list)  # curves of other suites
     failed: list[Planned] = field(default_factory=list)
     finished: list[Planned] = field(default_factory=list)
 
@@ -123,11 +124,15 @@ def make_plan(args: BenchArgs) -> Plan:
     jobs = make_jobs(suite, args.lanes)[part - 1 :: parts]
     results = args.results / suite.name
     finished = finished_lanes(jobs, results)
-    plan = Plan(suite, results, [], len(finished), lost_seeds(results, read_programs(results)))
+    reused = reuse.find(suite, jobs, finished, args.reuse)
+    known = finished | reuse.lanes_of(reused)
+    notes = lost_seeds(results, read_programs(results))
+    plan = Plan(suite, results, [], len(known), notes, reused)
     for job in jobs:
-        missing = tuple(lane for lane in job.lanes if lane not in finished)
+        missing = tuple(lane for lane in job.lanes if lane not in known)
         if not missing:
-            clean_up(args.work / suite.name / job.id)
+            if finished.issuperset(job.lanes):
+                clean_up(args.work / suite.name / job.id)
             continue
         left, lane = job.part(missing), missing[0]
         config = make_config(lane.agent, left, lane.task)

@@ -141,6 +141,8 @@ class BenchArgs:
     """Only part I of N of the suite's programs: 1/4, 2/4, ... on four machines."""
     ray: str = ""
     """Run on a Ray cluster: auto, or its address."""
+    reuse: tuple[Path, ...] = ()
+    """Suites such as results/dmc15-500k: take curves that they have with the same settings."""
     results: Path = Path("results")
     """Where results are; the suite has a folder of its own inside."""
     work: Path = Path("runs/bench")
@@ -300,7 +302,7 @@ def _is_flag(word: str) -> bool:
 
 def _take(left: deque[str], name: str, kind: Any) -> list[str]:
     """Take the values of a flag off argv: as many as its type has, but no task names, unless it
-    asks for them."""
+    asks for them or for paths."""
     if kind is bool:
         return [left.popleft()] if left and left[0].lower() in ("true", "false") else ["true"]
     if get_origin(kind) is not tuple:
@@ -308,13 +310,14 @@ def _take(left: deque[str], name: str, kind: Any) -> list[str]:
             raise ConfigError(f"--{name} needs a value, as in --{name} {_example(kind)}")
         return [left.popleft()]
     found = []
+    slashes = name == "tasks" or get_args(kind)[0] is Path
     while left and not _is_flag(left[0]):
-        if name != "tasks" and "=" not in left[0] and re.search("[/:]", left[0]):
+        if not slashes and "=" not in left[0] and re.search("[/:]", left[0]):
             break
         found.append(left.popleft())
     if not found:
         example = {"seeds": "0 1 2", "import": "my_package.my_planner", "lanes": "1 5 16"}
-        example |= {"tasks": "dmc/walker-run", "agents": "ace"}
+        example |= {"tasks": "dmc/walker-run", "agents": "ace", "reuse": "results/dmc15-500k"}
         raise ConfigError(f"--{name} needs a value, as in --{name} {example.get(name, 'VALUE')}")
     return found
 
