@@ -6,9 +6,9 @@ from pathlib import Path
 import tyro
 
 from ace.bench.results import (
-    PROGRAMS,
     ResultError,
     add_parts,
+    check_suite,
     lost_seeds,
     read_parts,
     read_programs,
@@ -32,8 +32,7 @@ def merge(args: MergeArgs) -> None:
         raise ResultError("name the folders to take results from: `ace merge INTO FROM ...`")
     parts = []
     for folder in args.sources:
-        if not (folder / PROGRAMS).is_dir():
-            raise ResultError(f"{folder} has no {PROGRAMS}; give a suite, such as results/smoke")
+        check_suite(folder)
         parts += read_parts(folder)
     add_parts(args.into, parts)
     curves = sum(len(table) for part in parts for table in part.tables.values())

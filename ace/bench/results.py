@@ -238,6 +238,12 @@ def _merged(
     return table
 
 
+def check_suite(folder: Path) -> None:
+    """Refuse a folder that has no programs: it is not that of a suite."""
+    if not (folder / PROGRAMS).is_dir():
+        raise ResultError(f"{folder} has no {PROGRAMS}; give a suite, such as results/smoke")
+
+
 def read_programs(folder: Path) -> list[dict[str, Any]]:
     """The descriptions of all programs of a suite."""
     found = []

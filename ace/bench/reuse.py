@@ -7,15 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ace.bench.jobs import OF_THE_MACHINE, Job, LaneSpec, last_env_step, make_config
-from ace.bench.results import (
-    PROGRAMS,
-    Part,
-    ResultError,
-    Table,
-    read_programs,
-    read_table,
-    task_path,
-)
+from ace.bench.results import Part, Table, check_suite, read_programs, read_table, task_path
 from ace.bench.suites import Suite
 from ace.settings import config as settings
 
@@ -35,8 +27,7 @@ def find(
                 wanted.setdefault(key, []).append((lane, last_env_step(config)))
     parts = []
     for folder in folders:
-        if not (folder / PROGRAMS).is_dir():
-            raise ResultError(f"{folder} has no {PROGRAMS}; give a suite, such as results/smoke")
+        check_suite(folder)
         for program in read_programs(folder):
             lanes: list[dict[str, Any]] = []
             tables: dict[tuple[str, str], Table] = {}
