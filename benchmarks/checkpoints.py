@@ -10,6 +10,7 @@ waits (the copy off the device), `written` how long the thread beside it takes, 
 import argparse
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ace import cli, replay
-from ace.engine.program import Program, RunState
+from ace.engine.program import Program
 from ace.engine.resources import replay_capacity
 from ace.method.types import Transition
 from ace.run import request
@@ -56,7 +57,7 @@ def measure(program: Program, capacity: int, marks: list[int], interval: int, fo
         times, sizes = [], (0.0, 0.0)
         while step < mark // repeat:
             store = fill(state.replay, jnp.uint32(step))
-            state, step = RunState(state.learner, state.memory, store), step + interval
+            state, step = replace(state, replay=store), step + interval
             jax.block_until_ready(state)
             zeros = np.zeros(lanes, int)
             episodes = zeros + step // EPISODE

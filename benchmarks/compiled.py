@@ -102,7 +102,8 @@ def main() -> None:
     program = Program("ace", setups)
     obs = np.zeros((args.lanes, sizes[0]), np.float32)
     state = program.init_state(obs, args.capacity)
-    function, given = program.parts(state, program.send(0, obs))[args.function]
+    program.send(0, obs)
+    function, given = program.parts(state)[args.function]
     given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), given)
     # A card that is not there has no memories, so results cannot be sent to them.
     lowered = jax.jit(function.traced, donate_argnums=function.donated).lower(*given)

@@ -102,7 +102,7 @@ def main() -> None:
         for program in programs.values():
             if repr(program.config) not in benches:
                 benches[repr(program.config)] = bench = Bench(program, 20_000)
-                function, arguments = program.parts(bench.state, bench.message)["update"]
+                function, arguments = program.parts(bench.state)["update"]
                 pool.submit(function.compile, *arguments)
     found: dict[str, dict[str, float]] = {}
     for (name, value), program in programs.items():

@@ -32,7 +32,7 @@ def work(setup: LaneSetup, sizes: tuple[int, int]) -> float:
     """Operations of one lane-step in a program of some sizes."""
     plain = setup._replace(config=replace(setup.config, {"kernels": "off"}))
     bench = Bench(Program("ace", [plain], sizes), 1_000)
-    parts = bench.program.parts(bench.state, bench.message).values()
+    parts = bench.program.parts(bench.state).values()
     return sum(count_flops(function.jitted.trace(*args).jaxpr) for function, args in parts)
 
 

@@ -32,12 +32,12 @@ class Packings:
 
     @functools.cached_property
     def learner(self) -> Packing:
-        """That of the agent's state, which is drawn for it."""
+        """How the agent's state is packed; the first lane's learner is drawn to see its leaves."""
         return Packing(self._fresh.first_learner, self._small)
 
     @functools.cached_property
     def acting(self) -> Packing:
-        """That of the part of the state that acting reads."""
+        """How the part of the state that acting reads is packed."""
         part = jax.eval_shape(self._fresh.agent.acting_part, like(self._fresh.first_learner))
         return Packing(part, self._small)
 
@@ -97,10 +97,10 @@ class OneLane:
         return self.agent.value(one, tree, obs, action)
 
     def survey(
-        self, lane: Packed, acting: Packed, states: jax.Array, obs: jax.Array, action: jax.Array
+        self, lane: Packed, acting: Any, states: jax.Array, obs: jax.Array, action: jax.Array
     ) -> tuple[jax.Array | None, jax.Array | None]:
         """Values [P] of states and the error of predictions, where the agent has them."""
-        one, tree = self.packings.lane.unpack(lane), self.packings.acting.unpack(acting)
+        one: Lane = self.packings.lane.unpack(lane)
         act, value, predict = (
             self.agent.act_policy,
             self.agent.value,
@@ -109,9 +109,10 @@ class OneLane:
         values = error = None
         if act and value:
             # One row of states after the other: the activations of all would fill a small device.
-            values = jax.lax.map(lambda x: value(one, tree, x, act(one, tree, x)), states).mean(0)
+            values = jax.lax.map(lambda x: value(one, acting, x, act(one, acting, x)), states)
+            values = values.mean(0)
         if predict:
-            error = predict(one, tree, obs, action)
+            error = predict(one, acting, obs, action)
         return values, error
 
     def act_seed(self, lane: Packed, agent_step: jax.Array) -> jax.Array:
@@ -158,8 +159,12 @@ class OneLane:
         row = [jnp.asarray(metrics[name], jnp.float32) for name in self.agent.metrics]
         return state, store, jnp.stack(row) if row else jnp.zeros(0)
 
-    def acting(self, learner: Packed) -> Packed:
-        """A copy of what acting reads."""
+    def acting(self, learner: Packed) -> Any:
+        """A copy of what acting reads, as a tree."""
         # Copy the arrays: the learner's own are donated to the next update.
         part = self.agent.acting_part(self.packings.learner.unpack(learner))
-        return self.packings.acting.pack(jax.tree.map(jnp.copy, part))
+        return jax.tree.map(jnp.copy, part)
+
+    def pack_acting(self, acting: Any) -> Packed:
+        """What acting reads, packed for many calls."""
+        return self.packings.acting.pack(acting)

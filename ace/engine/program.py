@@ -2,12 +2,14 @@
 `engine.one_lane`; here, and only here, the leading lane axis is added to them with `jax.vmap`, and
 they are compiled.
 
-Between calls a run's state stays on the device, packed into few arrays (`engine.packing`); `trees`
-and `pack` convert it.
+Callers see trees. Between calls a run's state, and the message for the next calls, stay on the
+device, packed into few arrays (`engine.packing`).
 """
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,9 +22,10 @@ from ace.engine import fused, kernels, transfer
 from ace.engine.compile import Function, compile_in_background, compiler_options
 from ace.engine.fresh import Fresh
 from ace.engine.lanes import LaneSetup, check_compatible, like, stack
-from ace.engine.messages import Message, Question, blank_message, blank_question
+from ace.engine.messages import Message, blank_message, blank_question
 from ace.engine.one_lane import OneLane, Packings
 from ace.engine.packing import Packed
+from ace.engine.player import Player
 from ace.method.replaceable import replaced
 from ace.method.types import Transition
 
@@ -30,12 +33,43 @@ AT_ONCE = 32  # most updates of one call: signals are heard between calls
 MATMUL = {"f32": "highest", "tf32": "default", "bf16": "default"}
 
 
-class RunState(NamedTuple):
-    """All that a run changes on the device, every leaf with a leading lane axis."""
+class Trees(NamedTuple):
+    """What a run's state holds, as trees whose leaves have a leading lane axis."""
 
     learner: Any  # the agent's state
     memory: Any  # the agent's memory
     replay: replay.Replay
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("replay", "_packed"), meta_fields=("_by",))
+@dataclass(frozen=True)
+class RunState:
+    """All that a run changes on the device. Reading `learner` or `memory` makes a tree of it."""
+
+    replay: replay.Replay
+    _packed: tuple[Packed, Packed] = field(repr=False)  # learner, memory
+    _by: Packings = field(repr=False)
+
+    @property
+    def learner(self) -> Any:
+        """The agent's state; large arrays stay on the device."""
+        packed = self._packed[0]
+        small = None if packed.small is None else np.asarray(packed.small)
+        return self._by.learner.unpack(packed._replace(small=small))
+
+    @property
+    def memory(self) -> Any:
+        """The agent's memory, on the host."""
+        return self._by.memory.unpack(jax.device_get(self._packed[1]))
+
+    def trees(self) -> Trees:
+        """Everything as trees."""
+        return Trees(self.learner, self.memory, self.replay)
+
+    def fetch(self, more: Any) -> tuple[Any, Any, Any]:
+        """Learner and memory on the host, and `more` of any structure, in one transfer."""
+        (learner, memory), more = jax.device_get((self._packed, more))
+        return self._by.learner.unpack(learner), self._by.memory.unpack(memory), more
 
 
 class Survey(NamedTuple):
@@ -69,6 +103,7 @@ class Program:
         self.lane = jax.device_put(self._packings.lane.pack(lanes))
         self._blank = blank_message(self.obs_size, self.action_size, len(setups))
         self._inbox = transfer.Inbox(self._packings.message.pack(self._blank).small)
+        self._message = Packed(None, ())  # the last one that was sent
 
         one = OneLane(self.agent, self.agent.segment(self.config), self._packings)
         over, host = self._compile, transfer.memory("pinned_host")
@@ -87,6 +122,7 @@ class Program:
         update, axes = (one.updates, (*axes, None)) if several else (one.update, axes)
         self._update = over(update, axes, donate=(1, 2), out=(None, None, host))
         self._acting_part = over(one.acting, (0,))
+        self._pack_acting = over(one.pack_acting, (0,))
 
     def draw_learners(self) -> None:
         """Draw the learners that `init_state` takes, on all cores; it would draw them itself."""
@@ -94,11 +130,17 @@ class Program:
 
     def init_state(self, obs: np.ndarray, capacity: int) -> RunState:
         """The state of a run whose first observations are `obs`."""
-        learner = self._packings.learner.pack(self.fresh.learners)
-        memory = self._new_memory(len(self.setups))
-        learner, memory = jax.device_put((learner, memory))
+        packed = self._packings.learner.pack(self.fresh.learners), self._new_memory()
+        packed = jax.device_put(packed)
         del self.fresh.learners  # the host needs no copy
-        return RunState(learner, memory, self._new_replay(obs, capacity))
+        return RunState(self._new_replay(obs, capacity), packed, self._packings)
+
+    def put_state(self, trees: Trees) -> RunState:
+        """The state of a run from trees on the host."""
+        learner = self._packings.learner.pack(trees.learner)
+        memory = self._packings.memory.pack(trees.memory)
+        store, *packed = jax.device_put((trees.replay, learner, memory))
+        return RunState(store, tuple(packed), self._packings)
 
     def _new_replay(self, obs: np.ndarray, capacity: int) -> replay.Replay:
         def start(obs: jax.Array) -> replay.Replay:
@@ -113,9 +155,9 @@ class Program:
         first: np.ndarray | None = None,
         active: np.ndarray | None = None,
         transition: Transition | None = None,
-    ) -> Packed:
-        """Copy the next calls' message to the device, over the one before; fields that are left out
-        are zero."""
+    ) -> None:
+        """Copy to the device what the next calls read, over what was sent before; fields that are
+        left out are zero."""
         blank = self._blank
         message = Message(
             blank.transition._replace(obs=obs) if transition is None else transition,
@@ -124,29 +166,28 @@ class Program:
             blank.active if active is None else active,
         )
         packed = self._packings.message.pack(message)
-        return packed._replace(small=self._inbox.put(packed.small))
+        self._message = packed._replace(small=self._inbox.put(packed.small))
 
-    def act(self, state: RunState, message: Packed) -> tuple[jax.Array, RunState]:
-        """Actions [L, A] for the observations of a message."""
-        action, memory = self._act(self.lane, state.learner, state.memory, message)
-        return action, state._replace(memory=memory)
+    def act(self, state: RunState) -> tuple[jax.Array, RunState]:
+        """Actions [L, A] for the observations that were sent."""
+        learner, memory = state._packed
+        action, memory = self._act(self.lane, learner, memory, self._message)
+        return action, replace(state, _packed=(learner, memory))
 
-    def add(self, state: RunState, message: Packed) -> RunState:
-        """Store the transitions of a message."""
-        return state._replace(replay=self._add(state.replay, message))
+    def add(self, state: RunState) -> RunState:
+        """Store the transitions that were sent."""
+        return replace(state, replay=self._add(state.replay, self._message))
 
     def drop(self, state: RunState, dropped: np.ndarray) -> RunState:
         """Remove the running episodes of the lanes where `dropped` [L] is true."""
-        return state._replace(replay=self._drop(state.replay, jnp.asarray(dropped)))
+        return replace(state, replay=self._drop(state.replay, jnp.asarray(dropped)))
 
-    def update(
-        self, state: RunState, message: Packed, count: int = 1
-    ) -> tuple[RunState, jax.Array]:
+    def update(self, state: RunState, count: int = 1) -> tuple[RunState, jax.Array]:
         """`count` updates of the active lanes, at most `at_once`; metrics [L, M] of the last in the
         order of the agent's names."""
-        more = self._counted(count)
-        out = self._update(self.lane, state.learner, state.replay, message, *more)
-        return RunState(out[0], state.memory, out[1]), out[2]
+        (learner, memory), more = state._packed, self._counted(count)
+        out = self._update(self.lane, learner, state.replay, self._message, *more)
+        return RunState(out[1], (out[0], memory), self._packings), out[2]
 
     def _counted(self, count: int = 1) -> tuple[Any, ...]:
         """The last argument of `_update`, if it makes several updates."""
@@ -158,83 +199,34 @@ class Program:
         """Uniform random actions [L, BLOCK, A] for the steps from `agent_step` on."""
         return np.asarray(self._act_seed(self.lane, np.int32(agent_step)))
 
-    def acting(self, state: RunState) -> Packed:
-        """A copy of the learners' acting part."""
-        return self._acting_part(state.learner)
-
-    def put_acting(self, tree: Any) -> Packed:
-        """An acting part on the device, from a tree with a leading lane axis."""
-        return jax.device_put(self._packings.acting.pack(tree))
-
-    def acting_tree(self, acting: Packed) -> Any:
-        """The acting part as a tree on the host."""
-        return self._packings.acting.unpack(jax.device_get(acting))
-
-    def memory(self, episodes: int) -> Packed:
-        """The agent's initial memory for `episodes` episodes of every lane."""
-        return jax.device_put(self._new_memory(len(self.setups), episodes))
+    def acting(self, state: RunState) -> Any:
+        """A copy of the learners' acting part: a tree on the device."""
+        return self._acting_part(state._packed[0])
 
     def _new_memory(self, *lead: int) -> Packed:
-        return self._packings.memory.pack(self.fresh.memories(*lead))
+        return self._packings.memory.pack(self.fresh.memories(len(self.setups), *lead))
 
-    def asking(self, episodes: int) -> Callable[[np.ndarray, int, int], Packed]:
-        """A function that copies an evaluation step's question to the device: observations
-        [L, E, O], the step of the episodes, and the agent step of the evaluated agent."""
-        shape = len(self.setups), episodes
-        numbers = np.broadcast_to(np.arange(episodes, dtype=np.int32), shape)
-        packing = self._packings.question
-        inbox = transfer.Inbox(packing.pack(blank_question(self.obs_size, *shape)).small)
+    def player(self, who: str, episodes: int) -> Player:
+        """Plays `episodes` evaluation episodes of every lane at a time, by the agent or by its
+        policy alone."""
+        _ = self._packings.acting  # draws a learner, which must not happen while tracing
+        act = {"agent": self._act_eval, "policy": self._act_policy}[who]
+        memory = self._new_memory(episodes) if who == "agent" else None
+        shape = (len(self.setups), episodes, self.obs_size)
+        pack, question = self._pack_acting, self._packings.question
+        return Player(self.lane, act, self._value, memory, pack, question, shape)
 
-        def ask(obs: np.ndarray, eval_step: int, agent_step: int) -> Packed:
-            steps = (np.full(shape, n, np.int32) for n in (eval_step, agent_step))
-            return Packed(inbox.put(packing.pack(Question(obs, numbers, *steps)).small), ())
-
-        return ask
-
-    def act_eval(
-        self, acting: Packed, memory: Packed, question: Packed
-    ) -> tuple[jax.Array, Packed]:
-        """Actions [L, E, A] of the agent, and its memory for the next step."""
-        return self._act_eval(self.lane, acting, memory, question)
-
-    def act_policy(self, acting: Packed, question: Packed) -> jax.Array:
-        """Actions [L, E, A] of the policy alone."""
-        return self._act_policy(self.lane, acting, question)
-
-    def value(self, acting: Packed, question: Packed, action: np.ndarray) -> jax.Array:
-        """The discounted return that the critics expect from observations and actions: [L, E]."""
-        return self._value(self.lane, acting, question, action)
-
-    def survey(self, acting: Packed, asked: Survey) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def survey(self, acting: Any, asked: Survey) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Values [L, P] of states and errors [L] of predictions; None if the agent has no such."""
         return jax.device_get(self._survey(self.lane, acting, *asked))
 
-    def trees(self, state: RunState) -> RunState:
-        """A run's state with learner and memory as trees; large arrays stay on the device."""
-        learner = state.learner
-        small = None if learner.small is None else np.asarray(learner.small)
-        memory = self._packings.memory.unpack(jax.device_get(state.memory))
-        learner = self._packings.learner.unpack(learner._replace(small=small))
-        return RunState(learner, memory, state.replay)
-
-    def fetch(self, state: RunState, more: Any) -> tuple[Any, Any, Any]:
-        """Trees of learner and memory on the host, and `more` of any structure, in one transfer."""
-        learner, memory, more = jax.device_get((state.learner, state.memory, more))
-        return self._packings.learner.unpack(learner), self._packings.memory.unpack(memory), more
-
-    def pack(self, trees: RunState) -> RunState:
-        """The state of a run from trees on the host."""
-        learner = self._packings.learner.pack(trees.learner)
-        memory = self._packings.memory.pack(trees.memory)
-        return RunState(*jax.device_put((learner, memory, trees.replay)))
-
-    def shapes(self, capacity: int) -> RunState:
-        """Shapes and types of a run's state as trees."""
+    def shapes(self, capacity: int) -> Trees:
+        """Shapes and types of a run's state."""
         lanes = len(self.setups)
         obs = np.zeros((lanes, self.obs_size), np.float32)
         store = jax.eval_shape(lambda: self._new_replay(obs, capacity))
         learner, memory = self.fresh.first_learner, self.fresh.memory
-        return RunState(like(learner, lanes), like(memory, lanes), store)
+        return Trees(like(learner, lanes), like(memory, lanes), store)
 
     def acting_shapes(self) -> Any:
         """Shapes and types of the acting part, as a tree."""
@@ -245,6 +237,11 @@ class Program:
     def kernels(self) -> kernels.Report:
         """The kernels of all functions that were traced."""
         return kernels.Report.joined(self._reports.values())
+
+    @property
+    def traced(self) -> bool:
+        """Whether the functions of a learning step were traced: then their kernels are known."""
+        return len({"act", "update", "updates"} & {*self._reports}) == 2
 
     @property
     def table(self) -> dict[str, Callable]:
@@ -259,13 +256,13 @@ class Program:
         call waits for a function that is being compiled.
         """
         packings, lanes, episodes = self._packings, len(self.setups), self.config.eval_episodes
-        lane, memory = like(self.lane), like(self._new_memory(lanes))
+        lane, memory = like(self.lane), like(self._new_memory())
         shapes = self.shapes(capacity)
         learner = jax.eval_shape(packings.learner.pack, shapes.learner)
         acting = jax.eval_shape(packings.acting.pack, self.acting_shapes())
         message = like(packings.message.pack(self._blank))
         question = like(packings.question.pack(blank_question(self.obs_size, lanes, episodes)))
-        copies = like(self._new_memory(lanes, episodes))
+        copies = like(self._new_memory(episodes))
         update = (self._update, (lane, learner, shapes.replay, message, *self._counted()))
         act = (self._act, (lane, learner, memory, message))
         # One thread traces at a time: first what the random steps need, which is small, then the
@@ -278,7 +275,11 @@ class Program:
             "agent": (self._act_eval, (lane, acting, copies, question)),
             "policy": (self._act_policy, (lane, acting, question)),
         }
-        rest = [later[who] for who in self.agent.plays]
+        rest: list[tuple[Function, tuple]] = [
+            (self._acting_part, (learner,)),
+            (self._pack_acting, (self.acting_shapes(),)),
+        ]
+        rest += [later[who] for who in self.agent.plays]
         if self.agent.value:
             actions = jax.ShapeDtypeStruct((lanes, episodes, self.action_size), jnp.float32)
             rest.append((self._value, (lane, acting, question, actions)))
@@ -288,8 +289,7 @@ class Program:
         self, asked: Survey, after: Sequence[threading.Thread] = ()
     ) -> threading.Thread:
         """Compile `survey` in a background thread, which is started and returned."""
-        acting = jax.eval_shape(self._packings.acting.pack, self.acting_shapes())
-        work = self._survey, (like(self.lane), acting, *like(asked))
+        work = self._survey, (like(self.lane), self.acting_shapes(), *like(asked))
         return compile_in_background(self.stop, work, after=after)
 
     def waiting(self, evaluation: bool = False) -> list[str]:
@@ -302,11 +302,12 @@ class Program:
                 parts["value"] = self._value
         return [name for name, function in parts.items() if not function.ready]
 
-    def parts(self, state: RunState, message: Packed) -> dict[str, tuple[Function, tuple]]:
+    def parts(self, state: RunState) -> dict[str, tuple[Function, tuple]]:
         """The functions of a step and their arguments, for measuring."""
-        learning = self.lane, state.learner, state.replay
+        (learner, memory), message = state._packed, self._message
+        learning = self.lane, learner, state.replay
         return {
-            "plan": (self._act, (self.lane, state.learner, state.memory, message)),
+            "plan": (self._act, (self.lane, learner, memory, message)),
             "update": (self._update, (*learning, message, *self._counted())),
         }
 
@@ -318,11 +319,13 @@ class Program:
 
         def traced(*args: Any) -> Any:
             self.traces[name] = self.traces.get(name, 0) + 1  # runs only while tracing
-            self._reports[name] = report = kernels.Report()
+            report = kernels.Report()
             precision = jax.default_matmul_precision(MATMUL[self.config.precision])
             noting = kernels.reporting(report)
             with precision, replaced(self.table), noting, kernels.lanes(len(self.setups)):
-                return jax.vmap(function, in_axes=axes)(*args)
+                out = jax.vmap(function, in_axes=axes)(*args)
+            self._reports[name] = report
+            return out
 
         def works() -> bool:
             report = self._reports.get(name)

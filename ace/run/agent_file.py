@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from ace.engine.program import Program
@@ -11,14 +12,14 @@ from ace.run import checkpoint
 AGENT_FILE = "agent.safetensors"
 
 
-def save_agents(folder: Path, program: Program, acting: Any, agent_step: int) -> None:
-    """Write the agents of all lanes to the run folder."""
-    tree = {"acting": program.acting_tree(acting), "agent_step": np.int32(agent_step)}
+def save_agents(folder: Path, acting: Any, agent_step: int) -> None:
+    """Write the acting part of all lanes to the run folder."""
+    tree = {"acting": jax.device_get(acting), "agent_step": np.int32(agent_step)}
     checkpoint.write_arrays(folder / AGENT_FILE, _flat(checkpoint.named_arrays(tree)))
 
 
 def load_agents(folder: Path, program: Program) -> tuple[Any, int]:
-    """The saved agents, and the agent step at which they were saved."""
+    """The saved acting part, as a tree, and the agent step at which it was saved."""
     path = folder / AGENT_FILE
     if not path.exists():
         raise checkpoint.CheckpointError(
@@ -29,7 +30,7 @@ def load_agents(folder: Path, program: Program) -> tuple[Any, int]:
     arrays = checkpoint.read_arrays(path, checkpoint.nbytes_of(like))
     arrays = checkpoint.with_added(arrays, wanted)
     found = checkpoint.fit(arrays, like, path, list(wanted))
-    return program.put_acting(found["acting"]), int(found["agent_step"])
+    return found["acting"], int(found["agent_step"])
 
 
 def _flat(arrays: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ace.engine.lanes import LaneSetup
+from ace.engine.player import Player
 from ace.engine.program import Program
 from ace.envs import EnvError, EnvRequest, EpisodeNumbers, VectorEnv, get_spec, make
 from ace.settings import keys
@@ -17,7 +18,6 @@ PHASES = 4, 8, 16  # calls per round (least, usual, most): choose, send, idle ca
 WAIT = 0.001  # seconds between two polls of simulators that are not ready
 STATES = 85  # most states of an episode whose value is compared with its return
 RESET = 64  # calls before the first round, while the simulators reset
-Act = Callable[[np.ndarray, int], jax.Array]  # (observations [L, E, O], step) -> actions
 
 
 class Evaluation(NamedTuple):
@@ -88,8 +88,7 @@ class Evaluator:
             for e in range(episodes)
         ]
         self.specs = [get_spec(request.task) for request in requests]
-        self.ask = {who: program.asking(episodes) for who in program.agent.plays}
-        self._ask_value = program.asking(episodes) if program.agent.value else None
+        self.on_device = {who: program.player(who, episodes) for who in program.agent.plays}
         # A cut episode lacks the end of its return, so only its first third is compared.
         longest = max(spec.max_episode_steps or 3 * STATES * repeat for spec in self.specs)
         self._states = min(STATES, max(1, -(-longest // repeat) // 3))
@@ -105,22 +104,8 @@ class Evaluator:
                 numbers=max(len(spec.numbers) for spec in self.specs),
             )
 
-    def _actor(self, who: str, acting: Any, agent_step: int) -> Act:
-        """The agent or its policy, as a function of observations and the step."""
-        program, ask, memory = self.program, self.ask[who], self.program.memory(self.episodes)
-
-        def agent(obs: np.ndarray, count: int) -> jax.Array:
-            nonlocal memory
-            action, memory = program.act_eval(acting, memory, ask(obs, count, agent_step))
-            return action
-
-        def policy(obs: np.ndarray, count: int) -> jax.Array:
-            return program.act_policy(acting, ask(obs, count, agent_step))
-
-        return agent if who == "agent" else policy
-
     def begin(self, acting: Any, agent_step: int) -> None:
-        """Start to evaluate agents; `acting` must not be donated before the end."""
+        """Start to evaluate agents; `acting` is the tree of their acting part."""
         self._given, self._attempt = (acting, agent_step), 0
         self._start()
 
@@ -133,9 +118,10 @@ class Evaluator:
             ]
         self._phase = -RESET
         self._values: list[tuple[jax.Array, np.ndarray]] = []  # values and running [L, E] per step
+        for player in self.on_device.values():
+            player.begin(*self._given)
         self._players = [
-            _Player(envs, self._actor(who, *self._given), seeds, self)
-            for who, envs in self.envs.items()
+            _Episodes(self.envs[who], player, seeds, self) for who, player in self.on_device.items()
         ]
 
     @property
@@ -180,8 +166,8 @@ class Evaluator:
                 player.send()
             elif self._phase == self.phases - 1:
                 player.recv()
-        if self._phase == 1 and players[0].count < self._states and self._ask_value:
-            self._values.append(self._expected(players[0], self._ask_value))
+        if self._phase == 1 and players[0].count < self._states and self.program.agent.value:
+            self._values.append((players[0].expected(), players[0].running.copy()))
         self._phase = self._phase + 1 if self._phase < 0 else (self._phase + 1) % self.phases
         failure = next((p.failure for p in players if p.failure), "")
         if failure:
@@ -192,13 +178,6 @@ class Evaluator:
         elif not any(p.running.any() for p in players):
             return self._results()
         return None
-
-    def _expected(self, main: "_Player", ask: Callable) -> tuple[jax.Array, np.ndarray]:
-        """What the critics expect from the actions that were just sent."""
-        acting, agent_step = self._given
-        question = ask(main.obs.reshape(*main.shape, -1), main.count, agent_step)
-        values = self.program.value(acting, question, np.asarray(main.action))
-        return values, main.running.copy()
 
     def _bias(self, lane: int) -> tuple[float, float] | None:
         if not self._values:
@@ -245,11 +224,11 @@ class Evaluator:
             envs.close()
 
 
-class _Player:
-    """The agent or its policy in the middle of its episodes."""
+class _Episodes:
+    """The episodes of a player, and how far they are."""
 
-    def __init__(self, envs: VectorEnv, act: Act, seeds: list[int] | None, of: Evaluator):
-        self.envs, self.act = envs, act
+    def __init__(self, envs: VectorEnv, player: Player, seeds: list[int] | None, of: Evaluator):
+        self.envs, self.player = envs, player
         self.shape = (len(of.program.setups), of.episodes)
         self.repeat = of.program.config.action_repeat
         self.numbers = EpisodeNumbers(of.specs)
@@ -274,7 +253,12 @@ class _Player:
     def choose(self) -> None:
         """Dispatch the computation of the next actions."""
         if self.running.any():
-            self.action = self.act(self.obs.reshape(*self.shape, -1), self.count)
+            self.action = self.player.act(self.obs.reshape(*self.shape, -1), self.count)
+
+    def expected(self) -> jax.Array:
+        """The returns [L, E] that the critics expect from the chosen actions."""
+        obs, action = self.obs.reshape(*self.shape, -1), np.asarray(self.action)
+        return self.player.value(obs, self.count, action)
 
     def send(self) -> None:
         """Send the actions to the simulators."""
@@ -307,25 +291,20 @@ class _Player:
 
 def film(program: Program, acting: Any, agent_step: int) -> list[np.ndarray]:
     """Pictures of one episode of a program's first lane."""
-    tree = jax.tree.map(lambda x: np.asarray(x[:1]), program.acting_tree(acting))
+    acting = jax.tree.map(lambda x: np.asarray(x[:1]), acting)
     # A program with this lane alone does not plan for the others.
     program = Program(
         program.agent_name, program.setups[:1], (program.obs_size, program.action_size)
     )
-    acting, setup = program.put_acting(tree), program.setups[0]
+    setup, player = program.setups[0], program.player(program.agent.plays[0], 1)
     env = make(setup.task, setup.seed, setup.config.action_repeat, render=True)
-    memory, ask = program.memory(1), program.asking(1)
-    plans = "agent" in program.agent.plays
+    player.begin(acting, agent_step)
     frames, done, count = [], False, 0
     obs = env.reset(start(setup, agent_step, 0))
     more = program.obs_size - obs.shape[0]
     while not done:
         frames.append(env.render())
-        question = ask(np.pad(obs, (0, more))[None, None], count, agent_step)
-        if plans:
-            action, memory = program.act_eval(acting, memory, question)
-        else:
-            action = program.act_policy(acting, question)
+        action = player.act(np.pad(obs, (0, more))[None, None], count)
         step = env.step(np.asarray(action)[0, 0, : setup.sizes[1]])
         obs, done, count = step.obs, step.terminated or step.truncated, count + 1
     env.close()

@@ -13,9 +13,10 @@ import jax
 import numpy as np
 
 from ace.engine.one_lane import BLOCK
-from ace.engine.program import Program, RunState
+from ace.engine.program import Program, RunState, Trees
 from ace.engine.resources import check_memory, count_workers, replay_capacity, spare_cores
 from ace.envs import EnvError, Fault
+from ace.method.types import Transition
 from ace.run import checkpoint, resume
 from ace.run.agent_file import load_agents, save_agents
 from ace.run.collect import Collector
@@ -38,7 +39,7 @@ class Stopped(Exception):
         self.compiling = any(thread.is_alive() for thread in loop.compiling)
 
 
-def train(run: Run) -> RunState:
+def train(run: Run) -> Trees:
     """Train all lanes of a run, from its last checkpoint if it has one, to the end of its budget;
     returns the final state."""
     if not 0 <= run.save_minutes < math.inf:
@@ -50,15 +51,17 @@ def train(run: Run) -> RunState:
     with resume.writable(run.folder), resume.lock(run.folder):
         write_json(run.folder / "config.json", run.describe())
         with closing(Loop(run, program, capacity)) as loop, loop.recorder:
+            where = f"{jax.devices()[0].device_kind}, {config.precision}, {loop.which_kernels()}"
             loop.recorder.message(
-                f"{len(run.setups)} lane(s) on {jax.devices()[0].device_kind}, "
-                f"{config.precision}; replay {stored / 2**20:.1f} MiB; "
+                f"{len(run.setups)} lane(s) on {where}; "
+                f"replay {stored / 2**20:.1f} MiB; "
                 f"{count_workers(config, len(run.setups))} simulator process(es)"
             )
             for note in run.notes:
                 loop.recorder.message(note)
-            loop.write_versions()
-            return program.trees(loop.run())
+            if not loop.finished:  # else the results are those of the versions that stand there
+                loop.write_versions()
+            return loop.run().trees()
 
 
 class Loop:
@@ -80,7 +83,7 @@ class Loop:
         self.writing: Future[None] = self.writer.submit(lambda: None)  # write of the agents' file
         self.random: np.ndarray | None = None  # [L, BLOCK, A] actions of the seed phase
         self.save_seconds = 60 * run.save_minutes
-        self.signals, self.said_kernels = Signals(), False
+        self.signals, self.compiled, self.said = Signals(), False, ""
         self.pace = Pace()
         self.interruptible = False  # whether a signal may end the updates of this step
         self.steps = self.config.agent_steps
@@ -127,7 +130,7 @@ class Loop:
         ):
             self.next_evaluation = self._next_evaluation(self.env_step)
         self.obs = obs
-        self.message, self.arrived = self.send(first), False
+        self.send(first)
         pending = self._pending_evaluation(run.folder, start.evaluating)
         if self.agent_step == self.steps and pending is None:
             notes.append("the run is finished")
@@ -207,7 +210,7 @@ class Loop:
     def run(self) -> RunState:
         """Make all agent steps that are left of the budget."""
         last_save = time.monotonic()
-        finished = self.agent_step == self.steps and self.evaluating is None
+        finished = self.finished
         with self.signals:
             self.recorder.progress(self.env_step)
             if self.env_step >= self.next_evaluation:  # it failed before the run was resumed
@@ -239,29 +242,50 @@ class Loop:
             self.keeper.wait()
         return self.state
 
+    @property
+    def finished(self) -> bool:
+        """Whether nothing of the run is left to do."""
+        return self.agent_step == self.steps and self.evaluating is None
+
+    def which_kernels(self) -> str:
+        """What is known at the start of how the method's functions will be computed."""
+        if self.program.table:
+            return "fused kernels where they fit"
+        return f"no fused kernels ({'off' if self.config.kernels == 'off' else 'no GPU'})"
+
+    def say_kernels(self) -> None:
+        """Say which kernels fitted, as soon as that is known, and again should a trial of them on
+        this card fail later."""
+        report = self.program.kernels
+        if not self.program.table or not self.program.traced or report.line() == self.said:
+            return
+        self.said = report.line()
+        self.recorder.message(self.said)
+        used = {"kernels_used": sorted(report.used), "kernels_unused": report.unused()}
+        self.write_versions(used)
+
     def wait_for_compiler(self) -> None:
         """Wait until the functions of a learning step are compiled, and show that."""
-        if self.agent_step < self.config.seed_steps or self.said_kernels:
+        if self.compiled:
+            return
+        self.say_kernels()
+        if self.agent_step < self.config.seed_steps:
             return
         begun = time.monotonic()
         while (names := self.program.waiting()) and any(t.is_alive() for t in self.compiling):
             self.recorder.status(f"compiling {' and '.join(names)}")
             self.stop_if_asked()
             time.sleep(0.1)
+            self.say_kernels()
         self.recorder.status("")
-        self.said_kernels = True
-        if jax.default_backend() == "gpu":
-            off = "fused kernels: off"
-            line = self.program.kernels.line() if self.program.table else off
-            self.recorder.message(f"{line} (waited {time.monotonic() - begun:.1f} s for them)")
-            report = self.program.kernels
-            used = {"kernels_used": sorted(report.used), "kernels_unused": report.unused()}
-            self.write_versions(used)
+        self.compiled = True
+        self.say_kernels()
+        if (waited := time.monotonic() - begun) >= 1:
+            self.recorder.message(f"waited {waited:.1f} s for the compiler")
 
     def save(self) -> None:
         """Write a checkpoint, in the background."""
         self.writing.result()
-        self.store()
         at = resume.Progress(
             self.agent_step,
             self.next_evaluation,
@@ -286,12 +310,10 @@ class Loop:
         due = self.due()
         if agent_step < config.seed_steps:
             self.collector.send(self.random_action(agent_step))
-            self.store()
         else:
-            action, self.state = program.act(self.state, self.message)
+            action, self.state = program.act(self.state)
             # Dispatch the updates before fetching the action, so that the device never waits for
             # the host.
-            self.store()
             self.learn(due)
             self.collector.send(np.asarray(action))
         got = self.collector.recv()
@@ -301,9 +323,9 @@ class Loop:
         if self.agent_step == config.seed_steps:
             shares = [s.config.learn.seed_updates for s in program.setups]
             self.owed = np.round(self.owed * shares).astype(self.owed.dtype)
-        self.message, self.arrived = self.send(got.ended | got.void, got.transition), True
+        self.send(got.ended | got.void, got.transition)
+        self.state = program.add(self.state)
         if got.faults:
-            self.store()
             self.state = program.drop(self.state, got.void)
             self.keeper.rewind(self.collector.rows(self.agent_step))
         if got.episodes:
@@ -317,16 +339,10 @@ class Loop:
         if got.faults:
             self.report(got.faults)
 
-    def store(self) -> None:
-        """Add the last message's transitions to the replay. Deferred until the next action is
-        dispatched, because the simulators wait for that action."""
-        if self.arrived:
-            self.state, self.arrived = self.program.add(self.state, self.message), False
-
-    def send(self, first: np.ndarray, transition: Any = None) -> Any:
-        """Copy the message of the next step to the device."""
+    def send(self, first: np.ndarray, transition: Transition | None = None) -> None:
+        """Copy to the device what the next step of the program reads."""
         first = first | (self.agent_step == self.config.seed_steps)
-        return self.program.send(self.agent_step, self.obs, first, self.due() > 0, transition)
+        self.program.send(self.agent_step, self.obs, first, self.due() > 0, transition)
 
     def random_action(self, agent_step: int) -> np.ndarray:
         """Actions [L, A] of the seed phase, drawn for BLOCK steps at once."""
@@ -364,14 +380,14 @@ class Loop:
 
     def learn(self, due: np.ndarray) -> None:
         """Make the updates that are due."""
-        program, message, made, most = self.program, self.message, 0, int(due.max())
+        program, made, most = self.program, 0, int(due.max())
         self.pace.begin()
         while made < most:
             if made and made in due:  # some lane has made all of its updates
-                message = program.send(self.agent_step, self.obs, active=due > made)
+                program.send(self.agent_step, self.obs, active=due > made)
             alike = int(due[due > made].min()) - made  # until the next lane has made all of its
             count = min(alike, program.at_once)
-            self.state, self.metrics = program.update(self.state, message, count)
+            self.state, self.metrics = program.update(self.state, count)
             made += count
             if made < most and self.pace.check_due(made):  # bound the queue and refresh the console
                 jax.block_until_ready(self.metrics)
@@ -393,9 +409,7 @@ class Loop:
         self.finish_evaluation()
         acting = self.program.acting(self.state)
         self.writing.result()
-        self.writing = self.writer.submit(
-            save_agents, self.folder, self.program, acting, self.agent_step
-        )
+        self.writing = self.writer.submit(save_agents, self.folder, acting, self.agent_step)
         self._start_evaluation(acting, self.agent_step)
         following = min(self.next_evaluation + self.config.eval_every, self.last_env_step)
         self.next_evaluation = following if self.agent_step < self.steps else following + 1
@@ -441,7 +455,6 @@ class Loop:
         if results is None:
             return
         if self.explorer and self.evaluator:
-            self.store()  # the replay is to hold all steps so far
             # Before the rows of eval.csv, which tell a continued run that all is recorded.
             self.explorer.record(self.evaluating, self.agent_step, self.state, self.evaluator)
         for lane, e in enumerate(results):

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ace import replay
-from ace.engine.program import Program, RunState
+from ace.engine.program import Program, RunState, Trees
 from ace.envs import EpisodeNumbers, get_spec
 from ace.run.checkpoint import CheckpointError, Checkpoints, Saved, named_arrays
 from ace.run.collect import COUNTS, Collector
@@ -57,9 +57,7 @@ class Keeper:
     def save(self, state: RunState, at: Progress, collector: Collector) -> None:
         """Copy the state off the device, then write it in the background."""
         self.wait()
-        arrays = named_arrays(
-            self._state(*self.program.fetch(state, self._rest(state, at.metrics)))
-        )
+        arrays = named_arrays(self._state(*state.fetch(self._rest(state.replay, at.metrics))))
         now = collector.rows(at.agent_step)
         start = np.maximum(self.saved, now - self.capacity)
         rows = self._fetch(state.replay, start, now) if (now > start).any() else {}
@@ -104,9 +102,9 @@ class Keeper:
                 f"the checkpoint could not be written ({error}); the one before it is intact"
             ) from error
 
-    def _rest(self, state: RunState, metrics: jax.Array | None) -> dict[str, Any]:
+    def _rest(self, store: replay.Replay, metrics: jax.Array | None) -> dict[str, Any]:
         """What each checkpoint saves besides learner, memory and the new replay rows."""
-        store, lanes = state.replay, len(self.program.setups)
+        lanes = len(self.program.setups)
         return {
             "tree": store.tree,
             "cursor": store.cursor,
@@ -159,7 +157,7 @@ class Keeper:
         ring = replay.Replay(**parts, hindsight=self.program.fresh.hindsight)
         metrics = [tree["metrics"][name] for name in self._names]
         return (
-            self.program.pack(RunState(tree["learner"], tree["memory"], ring)),
+            self.program.put_state(Trees(tree["learner"], tree["memory"], ring)),
             Progress(
                 saved.agent_step,
                 host["next_evaluation"],
@@ -175,7 +173,7 @@ class Keeper:
     def _like(self) -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
         """Shapes and types of `_state`, and of the replay arrays, whose rows are saved apart."""
         shapes = self.program.shapes(self.capacity)
-        rest = jax.eval_shape(lambda s: self._rest(s, None), shapes)
+        rest = jax.eval_shape(lambda store: self._rest(store, None), shapes.replay)
         tree = jax.eval_shape(self._state, shapes.learner, shapes.memory, rest)
         return tree, {name: getattr(shapes.replay, name) for name in ROWS}
 

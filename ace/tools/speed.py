@@ -102,10 +102,10 @@ class Bench:
             reward = rng.standard_normal(self.lanes).astype(np.float32)
             obs, final = self._obs(rng), self._obs(rng)
             transition = Transition(random[:, step], reward, flag, flag, final, obs)
-            message = program.send(step, obs, transition=transition)
-            self.state = program.add(self.state, message)
+            program.send(step, obs, transition=transition)
+            self.state = program.add(self.state)
         # Step 30,000: past the ramps.
-        self.message = program.send(30_000, self._obs(rng), active=~flag)
+        program.send(30_000, self._obs(rng), active=~flag)
 
     def _obs(self, rng: np.random.Generator) -> np.ndarray:
         return rng.standard_normal((self.lanes, self.program.obs_size)).astype(np.float32)
@@ -113,9 +113,9 @@ class Bench:
     def call(self, part: str, count: int = 1) -> Any:
         """Make one call, which donates the state and replaces it; one of "update" makes `count`."""
         if part == "plan":
-            out, self.state = self.program.act(self.state, self.message)
+            out, self.state = self.program.act(self.state)
         else:
-            self.state, out = self.program.update(self.state, self.message, count)
+            self.state, out = self.program.update(self.state, count)
         return out
 
 
@@ -136,7 +136,7 @@ def count_work(run: Run) -> Times:
     padding on a GPU does not count."""
     plain = [s._replace(config=replace(s.config, {"kernels": "off"})) for s in run.setups[:1]]
     bench = Bench(Program(run.agent, plain), 1_000)
-    parts = bench.program.parts(bench.state, bench.message)
+    parts = bench.program.parts(bench.state)
     # Where a call makes one update, there is no loop over several: all such loops are rare work.
     rare = {"update": bench.program.at_once == 1}
     return {

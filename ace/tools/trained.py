@@ -35,7 +35,7 @@ class TrainedAgent:
         self.program, self.setup, self.agent_step = program, program.setups[index], agent_step
         self.task, self.seed = self.setup.task, self.setup.seed
         self._lane = jax.device_put(program.fresh.lane(self.setup))
-        self._acting = jax.tree.map(lambda x: x[index], program.acting_tree(acting))
+        self._acting = jax.tree.map(lambda x: x[index], jax.device_get(acting))
         fresh = program.agent.memory(program.config, program.action_size)
         self._structures = [jax.tree.structure(tree) for tree in (self._acting, fresh)]
         self.arrays: Arrays = checkpoint.named_arrays(self._acting) or {}

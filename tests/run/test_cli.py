@@ -342,7 +342,19 @@ def test_a_run_leaves_its_results(finished):
     assert [(r["lane"], r["env_step"]) for r in rows] == [(0, 60), (1, 60), (0, 120), (1, 120)]
     config = json.loads((finished / "config.json").read_text())
     assert config["lanes"][0]["config"]["precision"] == "f32"  # never `auto`
-    assert json.loads((finished / "versions.json").read_text())["packages"]["jax"]
+    about = json.loads((finished / "versions.json").read_text())
+    assert about["packages"]["jax"] and about["kernels"] == "auto"
+
+
+def test_a_finished_run_keeps_the_versions_that_made_it(finished):
+    path = finished / "versions.json"
+    before = path.read_text()
+    path.write_text(before.replace("{", '{"kernels_used": ["rows"], ', 1))
+    try:
+        cli.main(["resume", str(finished), "--quiet"])
+        assert json.loads(path.read_text())["kernels_used"] == ["rows"]
+    finally:
+        path.write_text(before)
 
 
 def test_eval_repeats_the_last_evaluation(finished, capsys):
@@ -416,4 +428,4 @@ def test_the_options_of_a_preset_go_together(preset, monkeypatch):
     run = plan_run(["probe/point", "--preset", preset, *SMALL])
     for thread in Program(run.agent, run.setups).compile_ahead(100):
         thread.join()
-    assert len(traced) == 7 and not failed
+    assert len(traced) == 9 and not failed

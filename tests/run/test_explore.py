@@ -157,7 +157,7 @@ def test_maps_average_a_value_over_velocities(monkeypatch) -> None:
     lanes = ["maze/umaze", "maze/medium", "--preset", "debug", "--quiet"]
     program = Program("by-hand", request.plan_run(lanes).setups)
     grids = {0: read_grid("umaze"), 1: read_grid("medium")}
-    acting = program.put_acting({"w": np.ones((2, 1), np.float32)})
+    acting = {"w": np.ones((2, 1), np.float32)}
     values, errors = program.survey(acting, explore.make_survey(program, grids))
     assert values is not None and errors is not None
     for lane, grid in grids.items():

@@ -75,7 +75,7 @@ def test_exported_agents_act_the_same_in_a_process_without_the_code(trained, tmp
 
     program = Program(agent, setups)
     acting, agent_step = load_agents(trained, program)
-    mine = jax.tree.map(lambda x: jnp.asarray(x[lane]), program.acting_tree(acting))
+    mine = jax.tree.map(lambda x: jnp.asarray(x[lane]), acting)
     one = jax.device_put(program.fresh.lane(setups[lane])), mine
     wide = np.pad(obs, [(0, 0), (0, program.obs_size - sizes[0])])
     seed = jnp.uint32(7)

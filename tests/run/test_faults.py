@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from ace.engine.player import Player
 from ace.envs import EnvError
 from ace.run.checkpoint import Checkpoints
 from ace.run.evaluate import Evaluator
@@ -93,22 +94,23 @@ def test_an_evaluation_whose_simulator_dies_or_hangs_is_played_again(tmp_path, m
     argv = (f"{HERE}:Counter", "--seeds", "0", "1", "--workers", "1", "--env-timeout", "3", *QUICK)
     train(plan(tmp_path / "whole", *argv))
     # In the first evaluation the planner's simulators die, in the second the policy's hang.
-    actor, seen = Evaluator._actor, set()
+    begin, seen = Evaluator.begin, set()
     left = [("agent", signal.SIGKILL), ("policy", signal.SIGSTOP)]
 
-    def in_the_middle(self, who, acting, agent_step):
-        act = actor(self, who, acting, agent_step)
+    def in_the_middle(self, acting, agent_step):
+        player = self.on_device["agent"]
 
         def counted(obs, count):
-            if who == "agent" and count == 2 and agent_step not in seen:
+            if count == 2 and agent_step not in seen:
                 seen.add(agent_step)
                 of, by = left.pop(0)
                 kill_worker(self.envs[of], 0, by)
-            return act(obs, count)
+            return Player.act(player, obs, count)
 
-        return counted
+        player.act = counted
+        begin(self, acting, agent_step)
 
-    monkeypatch.setattr(Evaluator, "_actor", in_the_middle)
+    monkeypatch.setattr(Evaluator, "begin", in_the_middle)
     train(plan(tmp_path / "run", *argv))
     assert not left
     for lane in (0, 1):

@@ -37,7 +37,7 @@ def test_every_number_comes_back(folder):
     keeper = resume.Keeper(program, folder, replay_capacity(setups))
     found = keeper.load(Collector(program, 0))
     assert found is not None
-    state, progress, notes = program.trees(found[0]), *found[1:]
+    state, progress, notes = found
     assert notes == []  # the simulators came back into their episodes
     assert progress.agent_step == 63 and progress.next_evaluation == 80
     # Read by hand from the files, when they were written.

@@ -7,7 +7,7 @@ import pytest
 
 from ace.engine import one_lane
 from ace.engine.lanes import LaneSetup, check_compatible
-from ace.engine.program import Program, RunState
+from ace.engine.program import Program, RunState, Trees
 from ace.engine.resources import replay_capacity
 from ace.envs import get_spec
 from ace.envs.api import StepResult
@@ -41,22 +41,24 @@ def drive(setups: list[LaneSetup]) -> tuple[list[np.ndarray], Program, RunState]
 
     obs, first = observe().astype(np.float32), np.ones(len(setups), bool)
     capacity = replay_capacity([LaneSetup("probe/long", 0, CONFIG, LARGE)])
-    trees = jax.device_get(program.trees(program.init_state(obs, capacity)))
+    trees = jax.device_get(program.init_state(obs, capacity).trees())
     for head in ("reward", "value"):  # they start at zero, and every plan would be worth the same
         out = trees.learner.params[head]["out"]
         out["w"] = np.stack([r.standard_normal(out["w"].shape[1:]).astype("f") for r in rngs])
-    state, actions = program.pack(trees), []
+    state, actions = program.put_state(trees), []
     for i in range(12):
-        action, state = program.act(state, program.send(60 + i, obs, first))
+        program.send(60 + i, obs, first)
+        action, state = program.act(state)
         actions.append(np.asarray(action))
         done = np.full(len(setups), i % 5 == 4)
         obs, final = observe(), observe()
         obs, first = np.where(done[:, None], obs, final).astype(np.float32), done
         reward = np.array([rng.standard_normal() for rng in rngs], np.float32)
         step = Transition(actions[-1], reward, done, done, final.astype(np.float32), obs)
-        state = program.add(state, program.send(60 + i, obs, transition=step))
-    active = np.ones(len(setups), bool)
-    state, _ = program.update(state, program.send(71, obs, active=active))
+        program.send(60 + i, obs, transition=step)
+        state = program.add(state)
+    program.send(71, obs, active=np.ones(len(setups), bool))
+    state, _ = program.update(state)
     return actions, program, state
 
 
@@ -65,12 +67,12 @@ def crowd():
     """Two lanes, the second smaller than the program and with other settings: what they did, their
     states after it, and after one more update in which only the first is active."""
     actions, program, state = drive([setup(3, LARGE), setup(4, SMALL, OTHER)])
-    trees = jax.tree.map(np.copy, program.trees(state))
-    message = program.send(72, np.ones((2, 2), np.float32), active=np.array([True, False]))
-    return actions, trees, program.trees(program.update(state, message)[0])
+    trees = jax.tree.map(np.copy, state.trees())
+    program.send(72, np.ones((2, 2), np.float32), active=np.array([True, False]))
+    return actions, trees, program.update(state)[0].trees()
 
 
-def check_lane(crowd, lane: int, other: list[np.ndarray], state: RunState, place: int) -> None:
+def check_lane(crowd, lane: int, other: list[np.ndarray], state: Trees, place: int) -> None:
     """A lane of the crowd did and learned what lane `place` of another program did, which may have
     no padding."""
     actions, together = crowd[0], leaves(crowd[1])
@@ -92,8 +94,8 @@ def check_lane(crowd, lane: int, other: list[np.ndarray], state: RunState, place
 
 def test_a_lane_in_a_crowd_equals_the_lane_alone(crowd):
     """The one that is padded, and has settings of its own."""
-    actions, program, state = drive([setup(4, SMALL, OTHER)])
-    check_lane(crowd, 1, actions, program.trees(state), 0)
+    actions, _, state = drive([setup(4, SMALL, OTHER)])
+    check_lane(crowd, 1, actions, state.trees(), 0)
 
 
 @pytest.mark.parametrize("lane", [0, 1])
@@ -102,8 +104,8 @@ def test_a_lane_does_the_same_at_another_place_and_beside_another(crowd, lane: i
         setups = [setup(9, LARGE, OTHER), setup(3, LARGE)]
     else:
         setups = [setup(4, SMALL, OTHER), setup(9, LARGE)]
-    actions, program, state = drive(setups)
-    check_lane(crowd, lane, actions, program.trees(state), 1 - lane)
+    actions, _, state = drive(setups)
+    check_lane(crowd, lane, actions, state.trees(), 1 - lane)
 
 
 def test_lanes_differ_by_seed(crowd):
@@ -152,7 +154,4 @@ def test_one_of_several_lanes_can_be_filmed(monkeypatch):
     monkeypatch.setattr(evaluate, "make", Film)
     program = Program("ace", [setup(0, SMALL), setup(1, LARGE)])
     acting = program.acting(program.init_state(np.zeros((2, LARGE[0]), np.float32), 64))
-    alone = Program("ace", [setup(0, SMALL)], LARGE)
-    with pytest.raises(TypeError, match="packed by another program"):
-        alone.acting_tree(acting)
     assert len(evaluate.film(program, acting, 100)) == 2

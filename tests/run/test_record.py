@@ -6,12 +6,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from ace.engine import kernels
 from ace.run.display import Display, LaneInfo
+from ace.run.loop import Loop
 from ace.run.record import Recorder, read_csv, versions, write_json
 from ace.settings.config import ConfigError
 
@@ -359,3 +363,40 @@ def test_each_part_of_the_panel_has_its_own_line() -> None:
     console.print(Display([LaneInfo(0, 0, "dmc/walker-run", "")], 100, quiet=True).render())
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert any(line.startswith("lane  task") for line in lines)
+
+
+def test_the_kernels_are_said_when_they_are_known_and_when_they_change():
+    said, written, report = [], [], kernels.Report()
+    program = SimpleNamespace(table={"a": len}, traced=False, kernels=report)
+    recorder = SimpleNamespace(message=said.append)
+    loop: Any = SimpleNamespace(
+        program=program, said="", recorder=recorder, write_versions=written.append
+    )
+    report.used.add("rows")
+    Loop.say_kernels(loop)
+    assert not said and not written  # an update that is not traced may use others
+    program.traced = True
+    report.misfits["dynamics"] = "a latent of 7"
+    for _ in range(2):
+        Loop.say_kernels(loop)
+    assert said == ["fused kernels in use: rows; not dynamics: a latent of 7"]
+    assert written == [{"kernels_used": ["rows"], "kernels_unused": report.misfits}]
+    report.used.clear()
+    report.misfits["rows"] = "they failed their trial"
+    Loop.say_kernels(loop)
+    assert said[1:] == [report.line()] and "none" in said[1] and len(written) == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "table", "says"),
+    [
+        ("auto", {"a": len}, "fused kernels where they fit"),
+        ("auto", {}, "no fused kernels (no GPU)"),
+        ("off", {}, "no fused kernels (off)"),
+    ],
+)
+def test_the_first_line_says_whether_kernels_are_used(option: str, table: dict, says: str):
+    loop: Any = SimpleNamespace(
+        program=SimpleNamespace(table=table), config=SimpleNamespace(kernels=option)
+    )
+    assert Loop.which_kernels(loop) == says

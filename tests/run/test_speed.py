@@ -48,7 +48,7 @@ def test_work_of_the_method_by_hand() -> None:
     config = replace(resolve("default", "dmc/cheetah-run", spec), {"precision": "f32"})
     program = Program("ace", [LaneSetup("dmc/cheetah-run", 0, config, (24, 6))])
     bench = speed.Bench(program, 100)
-    function, args = program.parts(bench.state, bench.message)["plan"]
+    function, args = program.parts(bench.state)["plan"]
     plan = flops(function.traced, *args)
     sizes = (256, 204, 163, 130, 104, 83)
     candidates = sum(n + n // 2 + 8 for n in sizes)

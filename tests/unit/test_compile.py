@@ -95,8 +95,9 @@ def test_a_program_whose_kernels_fail_their_trial_computes_without_them(monkeypa
     for table in (fused.TABLE, {}):
         monkeypatch.setattr(Program, "table", table)
         program = Program("ace", setups)
-        acting = program.put_acting(program.agent.acting_part(program.fresh.learners))
-        found.append(program.act_policy(acting, program.asking(64)(question, 0, 0)))
+        player = program.player("policy", 64)
+        player.begin(program.agent.acting_part(program.fresh.learners), 0)
+        found.append(player.act(question, 0))
         reports.append(program.kernels)
     np.testing.assert_allclose(*found, atol=1e-6)
     assert not reports[0].used and "failed their trial" in reports[0].unused()["rows"]

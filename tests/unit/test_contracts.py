@@ -110,9 +110,9 @@ def step(program: Program, state: Any, done: bool = False, count: int = 1) -> An
     for _ in range(count):
         made = transition(done)
         active = np.ones(LANES, bool)
-        message = program.send(6_000, made.obs, active=active, transition=made)
-        state = program.add(state, message)
-    state, metrics = program.update(state, message)
+        program.send(6_000, made.obs, active=active, transition=made)
+        state = program.add(state)
+    state, metrics = program.update(state)
     return state, np.asarray(metrics)
 
 
@@ -155,12 +155,13 @@ def test_parameters_of_an_agent_are_not_touched_by_their_names(monkeypatch, kern
     assert program.table == (fused.TABLE if kernels == "auto" else {})
     obs = observations(LANES)
     state = program.init_state(obs, 8)
-    action, state = program.act(state, program.send(0, obs))
+    program.send(0, obs)
+    action, state = program.act(state)
     wanted = obs @ own["value"]["in"]["w"] @ own["encoder"]["out"]["w"] + 1
     np.testing.assert_allclose(action, wanted, rtol=1e-5, atol=1e-5)
     state, _ = step(program, state)
     assert seen == [shapes, shapes]
-    after = program.trees(state).learner
+    after = state.learner
     for old, new in zip(jax.tree.leaves(own), jax.tree.leaves(after), strict=True):
         np.testing.assert_array_equal(new, np.stack([old + 1] * LANES))
 
@@ -196,20 +197,21 @@ def toy(monkeypatch) -> tuple[Program, Any]:
 def test_an_agent_without_a_memory_acts_and_is_evaluated(toy) -> None:
     """Packing an empty tree joined no arrays at all, which NumPy and JAX refuse."""
     program, state = toy
-    w, obs = program.trees(state).learner["w"], observations(LANES, seed=1)
-    action, state = program.act(state, program.send(0, obs, first=np.ones(LANES, bool)))
+    w, obs = state.learner["w"], observations(LANES, seed=1)
+    program.send(0, obs, first=np.ones(LANES, bool))
+    action, state = program.act(state)
     np.testing.assert_allclose(action, np.tanh(np.einsum("lo,loa->la", obs, w)), atol=1e-6)
-    assert program.trees(state).memory == ()
-    memory, ask = program.memory(EPISODES), program.asking(EPISODES)
-    acting = program.acting(state)
+    assert state.memory == ()
+    player = program.player("agent", EPISODES)
+    player.begin(program.acting(state), 0)
     for count in range(2):
         obs = observations(LANES, EPISODES, seed=count)
-        action, memory = program.act_eval(acting, memory, ask(obs, count, 0))
+        action = player.act(obs, count)
         wanted = np.tanh(np.einsum("leo,loa->lea", obs, w))
         np.testing.assert_allclose(action, wanted, atol=1e-6)
-    learner, none, more = program.fetch(state, np.arange(3))
+    learner, none, more = state.fetch(np.arange(3))
     assert none == () and len(more) == 3
-    again = program.trees(program.pack(program.trees(state)))
+    again = program.put_state(state.trees())
     np.testing.assert_array_equal(again.learner["w"], learner["w"])
 
 
@@ -217,13 +219,14 @@ def test_an_agent_without_metrics_learns(toy) -> None:
     """The loop read `skipped_updates` of every agent, and no metrics could not be stacked."""
     program, state = toy
     state, metrics = step(program, state)
-    assert metrics.shape == (LANES, 0)
-    trees = program.trees(state)
-    assert trees.learner["count"].tolist() == [1] * LANES
+    assert metrics.shape == (LANES, 0) and not program.traced
+    program.act(state)
+    assert program.traced  # both functions of a step: their kernels are known
+    assert state.learner["count"].tolist() == [1] * LANES
     made = transition()
     pull = np.einsum("lo,la->loa", observations(LANES), made.action)
     old = np.stack([toy_init(SMALL, s, (OBS, A))["w"] for s in range(LANES)])
-    np.testing.assert_allclose(trees.learner["w"], old + 0.1 * 4 * pull, atol=1e-5)
+    np.testing.assert_allclose(state.learner["w"], old + 0.1 * 4 * pull, atol=1e-5)
 
 
 def test_metrics_come_in_the_order_of_their_names(monkeypatch) -> None:
@@ -240,11 +243,11 @@ def test_metrics_come_in_the_order_of_their_names(monkeypatch) -> None:
 
 def test_a_lane_that_is_not_active_stays_as_it_is(toy) -> None:
     program, state = toy
-    before = jax.tree.map(np.array, program.trees(state).learner)
+    before = jax.tree.map(np.array, state.learner)
     made = transition()
-    message = program.send(0, made.obs, active=np.array([True, False]), transition=made)
-    state, _ = program.update(program.add(state, message), message)
-    after = program.trees(state).learner
+    program.send(0, made.obs, active=np.array([True, False]), transition=made)
+    state, _ = program.update(program.add(state))
+    after = state.learner
     assert after["count"].tolist() == [1, 0] and np.any(after["w"][0] != before["w"][0])
     np.testing.assert_array_equal(after["w"][1], before["w"][1])
 
@@ -328,7 +331,7 @@ def test_an_agent_with_states_of_any_type(monkeypatch) -> None:
     mine = dataclasses.replace(TOY, init=init, update=update)
     program = program_of(monkeypatch, mine)
     state, _ = step(program, program.init_state(observations(LANES), 16))
-    found = program.trees(state).learner["odd"]
+    found = state.learner["odd"]
     equal({name: np.stack([x] * LANES) for name, x in odd_tree().items()}, found)
 
 
@@ -360,11 +363,13 @@ def test_a_planner_registered_anew_is_what_the_next_program_uses(monkeypatch) ->
     for value in (0.25, -0.5):
         register_planner("mine", constant(value))
         program = program_of(monkeypatch, "ace", config)
-        action, state = program.act(program.init_state(obs, 16), program.send(0, obs))
+        program.send(0, obs)
+        action, state = program.act(program.init_state(obs, 16))
         np.testing.assert_array_equal(action, np.full((LANES, A), value, "f"))
         programs.append(program)
         states.append(state)
-    again, _ = programs[0].act(states[0], programs[0].send(1, obs))
+    programs[0].send(1, obs)
+    again, _ = programs[0].act(states[0])
     np.testing.assert_array_equal(again, np.full((LANES, A), 0.25, "f"))
 
 
@@ -388,9 +393,9 @@ def test_a_patched_loss_is_what_the_next_program_learns_from(monkeypatch) -> Non
     def learned() -> tuple[float, np.ndarray]:
         program = program_of(monkeypatch, mine)
         before = program.init_state(observations(LANES), 16)
-        old = np.array(program.trees(before).learner["w"])
+        old = np.array(before.learner["w"])
         state, metrics = step(program, before, count=3)
-        return float(metrics[0, 0]), program.trees(state).learner["w"] - old
+        return float(metrics[0, 0]), state.learner["w"] - old
 
     one_step = {"plan.horizon": 1, "plan.horizon_ramp.start": 1.0}  # an update is traced by steps
 
@@ -398,7 +403,8 @@ def test_a_patched_loss_is_what_the_next_program_learns_from(monkeypatch) -> Non
         """Trace the update of the method itself, which need not be compiled to see what it asks."""
         program = program_of(monkeypatch, "ace", replace(SMALL, one_step))
         state, obs = program.init_state(observations(LANES), 16), observations(LANES)
-        function, args = program.parts(state, program.send(0, obs))["update"]
+        program.send(0, obs)
+        function, args = program.parts(state)["update"]
         function.jitted.trace(*args)
 
     loss, change = learned()

@@ -186,6 +186,16 @@ def test_packed_states_are_known_to_the_engine_alone() -> None:
     assert knowing == {"engine"}
 
 
+def test_a_program_takes_and_gives_trees() -> None:
+    """What callers hold is a tree, or reads as one; how it is packed is in no public signature."""
+    for name in ("engine.program", "engine.player"):
+        for node in ast.walk(trees()[name]):
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                signature = [node.args, *filter(None, [node.returns])]
+                named = {word for part in signature for word in words(part)}
+                assert not named & {"Packed", "Packing", "Message", "Question"}, node.name
+
+
 def test_kernels_are_known_to_the_engine_alone() -> None:
     def knows(name: str) -> bool:
         return any(n.startswith("engine.kernels") for n in ours(name))
