@@ -18,12 +18,10 @@ from ace.settings.config import ConfigError
 from tests.run.helpers import SHORT
 
 IMPORT = """
-import sys, time
-begun = time.process_time()
+import sys
+before = set(sys.modules)
 import ace
-spent = time.process_time() - begun
-assert not {"jax", "numpy", "tyro", "dm_control"} & set(sys.modules), sorted(sys.modules)
-print(spent)
+print(*set(sys.modules) - before)
 """
 
 
@@ -40,7 +38,8 @@ def run(tmp_path_factory) -> ace.TrainedRun:
 def test_importing_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 0.5
+    found = set(done.stdout.split())
+    assert not {"jax", "numpy", "tyro", "dm_control"} & found and len(found) < 30, found
 
 
 def test_a_run_is_trained_and_its_agents_act(run: ace.TrainedRun) -> None:
