@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from jax.errors import JaxRuntimeError
 
 import ace
 from ace.envs import TaskError
@@ -124,6 +125,21 @@ def test_a_signal_ends_with_its_status(signum, error, code, tmp_path, monkeypatc
     assert getattr(caught.value, "code", None) == code
     said = capsys.readouterr().err if code else str(caught.value)
     assert "saved at env step 7; `ace resume" in said
+
+
+def test_a_device_without_memory_left_gets_the_advice_of_the_command(tmp_path, monkeypatch) -> None:
+    said = "RESOURCE_EXHAUSTED: Out of memory\nallocating 3 GiB"
+
+    def run_out(run: Any) -> None:
+        raise JaxRuntimeError(said)
+
+    monkeypatch.setattr("ace.run.loop.train", run_out)
+    with pytest.raises(ConfigError, match="no memory left; train fewer lanes") as caught:
+        ace.train("probe/point", preset="debug", folder=tmp_path / "run")
+    assert isinstance(caught.value.__cause__, JaxRuntimeError)
+    said = "INTERNAL: a mistake of ours"
+    with pytest.raises(JaxRuntimeError, match="a mistake of ours"):
+        ace.train("probe/point", preset="debug", folder=tmp_path / "run")
 
 
 def test_the_errors_are_those_of_the_rooms() -> None:
