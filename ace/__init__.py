@@ -8,7 +8,8 @@
     action, memory = agent.act(obs, memory)  # goes on with it
 
 Importing the package loads neither JAX nor a simulator; its functions do when they are called. What
-cannot work raises a ConfigError (settings, folders) or a TaskError (tasks, modules of yours).
+cannot work raises a ConfigError (settings, folders, memory) or a TaskError (tasks, modules of
+yours).
 """
 
 from collections.abc import Mapping, Sequence
@@ -85,10 +86,12 @@ def train(
     import sys
     from numbers import Integral
 
-    from ace.run import flags, request
+    from jax.errors import JaxRuntimeError
+
+    from ace.run import errors, flags, request
     from ace.run.loop import Stopped
     from ace.run.loop import train as train_run
-    from ace.settings.config import Config
+    from ace.settings.config import Config, ConfigError
     from ace.tools import plots
 
     tasks = (tasks,) if isinstance(tasks, str) else tasks
@@ -122,6 +125,10 @@ def train(
             raise KeyboardInterrupt(str(stop)) from None
         print(f"ace: {stop}", file=sys.stderr)
         raise SystemExit(128 + stop.signum) from None
+    except JaxRuntimeError as error:
+        if (line := errors.explained(error)) is None:
+            raise
+        raise ConfigError(line) from error
     plots.learning_curve(run.folder, run.folder / "curve.png", dict(enumerate(run.labels)))
     return TrainedRun(run.folder)
 

@@ -1,6 +1,7 @@
 """The resources of a run: simulator processes, slots of the replay, device memory."""
 
 import os
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ace.envs import get_spec
 from ace.settings.config import Config, ConfigError
 
 CGROUP = Path("/sys/fs/cgroup/cpu.max")
+MEMORY = Path("/proc/meminfo")
 
 
 def cores() -> int:
@@ -67,12 +69,20 @@ def check_memory(agent: str, setups: Sequence[LaneSetup], capacity: int) -> int:
             f"{int(0.8 * limit / lanes / per_lane * capacity)}"
         )
     parts = AGENTS[agent].footprint(config, sizes)
-    if per_lane * lanes + sum(parts.values()) * lanes > limit:
+    needed = lanes * (per_lane + sum(parts.values()))
+    if needed > limit:
         what, most = max(parts.items(), key=lambda part: part[1])
         raise ConfigError(
-            f"{lanes} lane(s) need at least {_size(lanes * (per_lane + sum(parts.values())))} and "
+            f"{lanes} lane(s) need at least {_size(needed)} and "
             f"the device has {_size(limit)}; {what} alone takes {_size(lanes * most)}: make it "
             "smaller or train fewer lanes"
+        )
+    free = free_memory()
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"{lanes} lane(s) need at least {_size(needed)} and only {_size(free)} of the device "
+            "are free; wait until the other program on it has ended, train fewer lanes or lower "
+            "--replay.capacity"
         )
     return lanes * per_lane
 
@@ -87,8 +97,30 @@ def device_memory() -> int | None:
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"]
     if jax.default_backend() == "cpu" and hasattr(os, "sysconf"):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+        try:  # with the files that the system keeps in memory only as long as nobody needs it
+            found = dict(line.split(":") for line in MEMORY.read_text().splitlines())
+            return 1024 * int(found["MemAvailable"].removesuffix("kB"))
+        except (OSError, ValueError, KeyError):
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     return None
+
+
+def free_memory() -> int | None:
+    """Bytes of a GPU that this process can still get, or None if unknown. JAX knows nothing of
+    other processes, so the driver is asked; of several cards, the one with the most counts."""
+    stats = jax.devices()[0].memory_stats()
+    if jax.default_backend() != "gpu" or not stats:
+        return None
+    asked = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        asked.append(f"--id={visible}")
+    try:
+        said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        free = 2**20 * max(map(int, said.split()))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    # What JAX holds and does not use, after an earlier run of this process, is free as well.
+    return free + max(stats.get("pool_bytes", 0) - stats.get("bytes_in_use", 0), 0)
 
 
 def peak_memory() -> int | None:

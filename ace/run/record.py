@@ -308,7 +308,8 @@ def _git_state(folder: Path) -> tuple[str | None, bool | None]:
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+        # No time limit: on a busy machine it would turn a known commit into an unknown one.
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
     try:

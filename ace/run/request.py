@@ -267,6 +267,12 @@ def check_config(name: str, config: Config) -> None:
             f"seed_steps ({config.seed_steps}) is shorter than a segment ({segment} steps): there "
             "would be no segment to learn from; raise seed_steps"
         )
+    capacity = config.replay.capacity
+    if capacity and capacity < 4 * segment:
+        raise ConfigError(
+            f"replay.capacity ({capacity}) is too small for segments of {segment} steps; set it to "
+            f"at least {4 * segment}, or to 0 to keep the whole run"
+        )
 
 
 def check_preset(preset: str, name: str) -> None:

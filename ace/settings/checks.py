@@ -138,7 +138,5 @@ def _check_together(c: Config) -> None:
             f"the seed phase ({c.seed_steps} agent steps of {c.action_repeat} environment steps) "
             f"is longer than env_steps ({c.env_steps}); raise env_steps or lower seed_steps"
         )
-    if c.replay.capacity and c.replay.capacity < 4 * p.horizon:
-        raise ConfigError(f"replay.capacity must be 0 or at least {4 * p.horizon}")
     if c.workers < -1:
         raise ConfigError("workers must be -1 (one per core), 0 (none) or a number of processes")

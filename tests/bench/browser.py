@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-PATIENCE = 120  # seconds for an answer: the machine may be busy with something else
+from tests.patience import PATIENCE, until
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -90,7 +91,7 @@ class Browser:
     def _next(self, end: float, method: str) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._read], [], [], max(0, end - time.monotonic()))
-            assert ready, f"the browser did not answer {method} within {PATIENCE} s"
+            assert ready, f"the browser did not answer {method} within {PATIENCE:.0f} s"
             part = os.read(self._read, 1 << 16)
             assert part, f"the browser ended during {method}:\n{self._said()}"
             self._buffer += part
@@ -104,10 +105,7 @@ class Browser:
     def open(self, url: str) -> None:
         """Load a page and wait until its scripts have run."""
         self.call("Page.navigate", url=url)
-        end = time.monotonic() + PATIENCE
-        while self.run("document.readyState + location.href") != f"complete{url}":
-            assert time.monotonic() < end, f"{url} did not load"
-            time.sleep(0.02)
+        until(lambda: self.run("document.readyState + location.href") == f"complete{url}")
 
     def run(self, script: str) -> Any:
         """The value of a JavaScript expression."""

@@ -2,9 +2,7 @@
 signals."""
 
 import dataclasses
-import os
 import signal
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -99,6 +97,7 @@ def test_results_that_cannot_be_used_fail_one_job_only(tmp_path, monkeypatch) ->
 
 def test_only_what_fits_the_time_is_started_and_the_rest_is_listed(tmp_path, monkeypatch) -> None:
     """100 lane-steps/s with four lanes: 40 s and the start for one of them, 10 s with one lane."""
+    Clock(monkeypatch)
     scene = Scene(tmp_path, monkeypatch, [4, 1], limit=75.0, rates=[(1, 100.0), (4, 100.0)])
     assert scene.planned[0].expected == pytest.approx(15 + 40)
     assert scene.planned[1].expected == pytest.approx(15 + 10)
@@ -141,8 +140,9 @@ def test_a_limit_that_nothing_fits_says_how_long_it_must_be(tmp_path, monkeypatc
 
 
 def test_at_the_end_of_the_time_jobs_save_and_are_listed(tmp_path, monkeypatch) -> None:
+    Clock(monkeypatch)
     job = Pretend(looks=10**9)
-    scene = Scene(tmp_path, monkeypatch, [1], limit=20.2, jobs={0: job})  # nothing is measured yet
+    scene = Scene(tmp_path, monkeypatch, [1], limit=25.0, jobs={0: job})  # nothing is measured yet
     assert scene.drive.run() == 0
     assert job.asked == ["stop"] and not scene.plan.failed
     assert "the same command goes on" in scene.text.getvalue()
@@ -231,10 +231,14 @@ def test_the_whole_suite_has_a_share_and_a_time_beside_the_jobs(tmp_path, monkey
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_asks_jobs_to_save(tmp_path, monkeypatch, signum) -> None:
-    job = Pretend(looks=10**9)
+    class Signalling(Pretend):
+        def poll(self) -> int | None:
+            if self.seen == 2:
+                signal.raise_signal(signum)
+            return super().poll()
+
+    job = Signalling(looks=10**9)
     scene = Scene(tmp_path, monkeypatch, [1, 2], jobs={0: job})
-    monkeypatch.setattr(drive, "POLL_SECONDS", 0.01)
-    threading.Timer(0.1, lambda: os.kill(os.getpid(), signum)).start()
     assert scene.drive.run() == signum
     assert job.asked == ["stop"] and len(scene.started) == 1 and len(scene.drive.pending) == 2
 
@@ -244,8 +248,8 @@ def test_a_job_that_does_not_stop_is_killed(tmp_path, monkeypatch) -> None:
         def poll(self) -> int | None:
             return -9 if "kill" in self.asked else None
 
+    Clock(monkeypatch)
     job = Deaf()
-    scene = Scene(tmp_path, monkeypatch, [1], limit=20.1, jobs={0: job})
-    monkeypatch.setattr(drive, "KILL_SECONDS", 0.1)
+    scene = Scene(tmp_path, monkeypatch, [1], limit=25.0, jobs={0: job})
     scene.drive.run()
     assert job.asked[0] == "stop" and job.asked[-1] == "kill"

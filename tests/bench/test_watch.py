@@ -16,6 +16,7 @@ from ace.bench.jobs import Job, LaneSpec
 from ace.bench.suites import Suite
 from ace.bench.worker import STOPPED
 from ace.run.checkpoint import Checkpoints
+from tests.patience import until
 
 JOB = Job("mine", "ace", "debug", 100, (), {"ace": {}}, (LaneSpec("ace", "probe/point", 0),))
 SUITE = Suite("mine", "", ("probe/point",), (), (0,), 100, "debug", 4, ())
@@ -234,12 +235,11 @@ class Scene:
 
     def at(self, env_step: int) -> "Scene":
         """The scene once the job has come so far."""
-        while self.job.env_step() < env_step:
-            time.sleep(0.005)
+        until(lambda: self.job.env_step() >= env_step)
         return self
 
     def wait(self) -> int | None:
-        self.job._thread.join(20)
+        self.job._thread.join()
         return self.job.poll()
 
 

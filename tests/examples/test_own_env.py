@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from ace import cli
+from ace.agents import AGENTS
 from ace.envs import (
     EnvRequest,
     EpisodeNumbers,
@@ -17,6 +19,7 @@ from ace.envs import (
     registry,
     task_names,
 )
+from ace.run.record import read_csv
 from tests.examples.helpers import imported
 
 TASKS = ["corridor/short", "corridor/long"]
@@ -72,6 +75,21 @@ def test_who_stands_still_fails() -> None:
     steps = [env.step(np.full(1, -1, np.float32)) for _ in range(30)]
     assert steps[-1].truncated and not steps[-1].terminated
     assert not any(step.numbers[0] for step in steps)
+
+
+def test_its_numbers_are_columns_of_a_run(tmp_path) -> None:
+    """Two agents that act at random: one may take three long steps in an episode, one none."""
+    words = "corridor/short --import own_env own_agent --agent monkey --vary monkey.reach=0,1"
+    words += " --preset debug --quiet --workers 1 --eval-episodes 20"
+    words += " --action-repeat 10 --env-steps 500 --eval-every 500"
+    with imported("own_agent", AGENTS, "monkey"):
+        cli.main(["train", *words.split(), "--run", str(tmp_path / "run")])
+    still, moving = read_csv(tmp_path / "run" / "eval.csv")
+    assert (still["success"], still["episode_length"], still["return"]) == (0, 30, -30)
+    assert 0 < still["farthest"] < 1  # the floor is slippery
+    assert 0 < moving["success"] < 1 and moving["episode_length"] < 30
+    assert moving["success"] == pytest.approx(round(20 * moving["success"]) / 20)
+    assert moving["farthest"] > 3 * moving["success"]
 
 
 def test_names_that_are_taken_are_refused() -> None:

@@ -159,6 +159,8 @@ def test_an_agents_own_settings_can_be_varied(toy):
         ("--agent toy --toy.layers 1.5", "--toy.layers is '1.5'; it must be a whole number"),
         ("--toy.heat 1", "add --agent toy"),
         ("--agent toy --seed-steps 8", "seed_steps (8) is shorter than a segment (9 steps)"),
+        ("--agent toy --replay.capacity 35", "replay.capacity (35) is too small for segments of 9"),
+        ("--replay.capacity 11", "set it to at least 12, or to 0 to keep the whole run"),
     ],
 )
 def test_what_an_agent_does_not_read_is_refused(toy, argv, message):
@@ -182,7 +184,8 @@ def test_presets_about_ace_are_for_ace_and_its_variants(preset):
 
 def test_settings_that_every_agent_has_are_never_refused(toy):
     same = ["--plan.horizon", "3"]  # what the preset says anyway
-    run = plan("--agent", "toy", *same, "--seed-steps", "9", "--learn.td-lambda", "1")
+    least = ["--seed-steps", "9", "--replay.capacity", "36"]
+    run = plan("--agent", "toy", *same, *least, "--learn.td-lambda", "1")
     assert run.setups[0].config.seed_steps == 9
 
 

@@ -15,6 +15,7 @@ from ace.engine.compile import Function
 from ace.engine.lanes import LaneSetup
 from ace.engine.program import Program
 from ace.settings.config import Config, replace
+from tests.patience import PATIENCE
 
 X = jnp.arange(3.0)
 
@@ -47,7 +48,7 @@ def test_the_check_runs_beside_the_compilation() -> None:
 
     class Lowered:
         def compile(self) -> Any:
-            assert begun.wait(10)
+            assert begun.wait(PATIENCE)
             return lambda x: x
 
     function = Function(lambda x: x, check)

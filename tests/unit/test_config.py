@@ -71,7 +71,6 @@ BAD = [
     ("learn.novelty_power", -0.6),
     ("learn.novelty_ema", 1.1),
     ("learn.novelty_ramp.start", -1.0),
-    ("replay.capacity", 10),
     ("replay.capacity", -10),
     ("replay.priority_power", 1.1),
     ("replay.importance_power", -0.1),
@@ -101,12 +100,12 @@ def test_whole_numbers_in_place_of_floats_are_checked_too() -> None:
     [
         {"plan.population": 32},
         {"plan.momentum": 1.0, "learn.td_lambda": 0.0, "learn.discount": 1.0},
-        {"replay.capacity": 24},
+        {"replay.capacity": 1},  # whether that holds segments is for the agent to say
         {"workers": 0},
         {"seed_steps": 6, "env_steps": 24, "action_repeat": 4},
         {"plan.horizon": 2},
         {"plan.horizon": 1, "plan.horizon_ramp.start": 1.0},
-        {"seed_steps": 1},  # whether that is a segment is for the agent to say
+        {"seed_steps": 1},  # and whether that is one
     ],
 )
 def test_values_at_the_edge_are_allowed(changes: dict) -> None:

@@ -1,12 +1,16 @@
 """What a run finds out about the machine: memory and processors."""
 
 import os
+import subprocess
 from types import SimpleNamespace
+from typing import Any
 
 import jax
+import pytest
 
 from ace.engine import resources
-from ace.settings.config import Config
+from ace.engine.lanes import LaneSetup
+from ace.settings.config import Config, ConfigError, replace
 
 
 def card(monkeypatch, stats: dict[str, int] | None) -> None:
@@ -23,6 +27,53 @@ def test_memory_by_the_devices_account(monkeypatch) -> None:
 def test_memory_that_nobody_knows(monkeypatch) -> None:
     card(monkeypatch, None)
     assert resources.device_memory() is None and resources.peak_memory() is None
+
+
+def driver(monkeypatch, says: str | None) -> list[list[str]]:
+    """What `nvidia-smi` says, None if there is none; returns how it is asked."""
+    asked = []
+
+    def run(command, **how) -> Any:
+        asked.append(command)
+        if says is None:
+            raise FileNotFoundError(command[0])
+        return SimpleNamespace(stdout=says)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("says", "free"), [("300\n", 316), ("20\n300\n", 316), ("[N/A]\n", None), (None, None)]
+)
+def test_free_memory_counts_other_processes_and_the_pool_of_this_one(
+    says: str | None, free: int | None, monkeypatch
+) -> None:
+    card(monkeypatch, {"pool_bytes": 20 * 2**20, "bytes_in_use": 4 * 2**20})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7,GPU-8")
+    asked = driver(monkeypatch, says)
+    assert resources.free_memory() == (free and free * 2**20)
+    assert asked[0][-1] == "--id=GPU-7,GPU-8"
+
+
+def test_a_run_that_does_not_fit_beside_another_is_refused(monkeypatch) -> None:
+    """It needs about 0.4 GiB of a card of 8 GiB."""
+    config = replace(Config(), {"replay.capacity": 10**7})
+    setups = [LaneSetup("probe/point", 0, config, (2, 2))]
+    card(monkeypatch, {"bytes_limit": 8 * 2**30})
+    for says in ("6000\n", None):
+        driver(monkeypatch, says)
+        assert 0 < resources.check_memory("ace", setups, 10**7) < 2**30
+    driver(monkeypatch, "200\n")
+    with pytest.raises(ConfigError, match=r"only 0\.2 GiB of the device are free; wait until"):
+        resources.check_memory("ace", setups, 10**7)
+
+
+def test_memory_of_a_cpu_includes_what_the_system_would_give_back(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(resources, "MEMORY", tmp_path / "meminfo")
+    assert (resources.device_memory() or 0) > 2**20  # there is no such file: free pages
+    resources.MEMORY.write_text("MemTotal:  900 kB\nMemFree:  10 kB\nMemAvailable:  500 kB\n")
+    assert resources.device_memory() == 500 * 1024
 
 
 def test_cores_are_those_that_the_process_may_use(monkeypatch, tmp_path) -> None:

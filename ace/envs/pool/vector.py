@@ -26,6 +26,7 @@ from ace.envs.pool.worker import (
 
 __all__ = ["EnvRequest", "Fault", "VectorEnv", "VectorStep"]
 
+START_SECONDS = 60.0  # for a new process to import its simulators, perhaps from a busy disk
 NEXT_CALL = {
     "new": "call reset() first",
     "beginning": "call end_reset() first",
@@ -270,7 +271,8 @@ class VectorEnv:
         lost.kill()
         group = self._start(lost.first_row, lost.first_row + len(lost.requests))
         self._groups[index] = group
-        reply = group.recv(self._timeout + len(lost.requests))  # a second more for each environment
+        # A second more for each environment.
+        reply = group.recv(self._timeout + START_SECONDS + len(lost.requests))
         if not isinstance(reply, Exception):
             self._yield_processor([group])
             group.send(pickle.dumps(("restore", (episodes.tolist(), list(actions)))))
