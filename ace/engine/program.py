@@ -266,10 +266,10 @@ class Program:
         update = (self._update, (lane, learner, shapes.replay, message, *self._counted()))
         act = (self._act, (lane, learner, memory, message))
         # One thread traces at a time: first what the random steps need, which is small, then the
-        # update, for which XLA takes longest; the trial of the kernels starts when that is traced.
+        # plan, for which XLA takes longest; the trial of the kernels starts when that is traced.
         seed = (self._act_seed, (lane, jax.ShapeDtypeStruct((), np.int32)))
         add = (self._add, (shapes.replay, message))
-        first = [compile_in_background(self.stop, work) for work in (seed, add, update, act)]
+        first = [compile_in_background(self.stop, work) for work in (seed, add, act, update)]
         # Evaluation is needed last.
         later = {
             "agent": (self._act_eval, (lane, acting, copies, question)),

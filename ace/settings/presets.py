@@ -84,11 +84,12 @@ _ADROIT_TASKS: dict[str, Settings] = {
 REPAIRS: Settings = {
     "repair.value_huber": 10.0,
     "learn.loss_clip": 1e9,
-    "repair.action_penalty": 0.001,
+    "repair.action_penalty": 1e-5,
     "repair.policy_scale": 1.0,
     "repair.step_stats": 1.0,
     "repair.normalise": 1.0,
     "repair.first_bias": 1.0,
+    "repair.residual": 1.0,
     "learn.seed_updates": 0.2,
 }
 LETTER: Settings = {name: flatten(Config())[name] for name in REPAIRS}
