@@ -1,6 +1,7 @@
 """One gradient step of one lane (Algorithm 2): latents, novelty, targets, the model's and critics'
 step, the policy's step, the target network."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -313,3 +314,14 @@ def follow(learn: LearnConfig, state: LearnerState, params: Params, moved: jax.A
 def choose(pick: jax.Array, new: Any, old: Any) -> Any:
     """The new tree where `pick` is true, else the old one."""
     return jax.tree.map(lambda a, b: jnp.where(pick, a, b), new, old)
+
+
+def only_if(turn: jax.Array, change: Callable[[Any], Any], tree: Any) -> Any:
+    """`change(tree)` where it is a lane's turn, else the tree, at the cost of the change only in
+    updates where it is some lane's turn: a `cond` under `vmap` always computes both sides, a loop
+    ends when no lane goes on."""
+
+    def go(carry: tuple) -> tuple:
+        return jnp.zeros_like(turn), change(carry[1])
+
+    return jax.lax.while_loop(lambda carry: carry[0], go, (turn, tree))[1]

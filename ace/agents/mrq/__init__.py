@@ -21,9 +21,8 @@ from ace.agents.contract import Agent, Sizes
 from ace.agents.mrq.config import DrqConfig, MrqConfig, check
 from ace.agents.mrq.networks import combine, encode, pad, predict, raw_policy, two_hot, value
 from ace.agents.mrq.networks import init as new
-from ace.agents.sac import only_if
 from ace.method import nets
-from ace.method.learner import adam, optimise
+from ace.method.learner import adam, only_if, optimise
 from ace.method.model import action_normal, smaller
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.settings import keys

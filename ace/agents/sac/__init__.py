@@ -8,7 +8,7 @@ proceduralia/high_replay_ratio_continuous_control (docs/agents.md). All compute 
 `precision` sets only that of the matrix products."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ from ace import replay
 from ace.agents.contract import Agent, Sizes
 from ace.agents.sac.config import RedqConfig, SacConfig, SrsacConfig, check
 from ace.agents.sac.networks import anew, gaussian, new, pad, smallest, squashed, value
-from ace.method.learner import adam, choose, optimise
+from ace.method.learner import adam, choose, only_if, optimise
 from ace.method.model import action_normal
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.settings import keys
@@ -66,17 +66,6 @@ def reset(lane: Lane, state: SacState, active: jax.Array) -> SacState:
     before = state.update_step // every, state.params, state.target, state.opt
     _, params, target, opt = only_if(due, fresh, before)
     return state._replace(params=params, target=target, opt=opt)
-
-
-def only_if(turn: jax.Array, change: Callable[[Any], Any], tree: Any) -> Any:
-    """`change(tree)` where it is a lane's turn, else the tree, at the cost of the change only in
-    updates where it is some lane's turn: a `cond` under `vmap` always computes both sides, a loop
-    ends when no lane goes on."""
-
-    def go(carry: tuple) -> tuple:
-        return jnp.zeros_like(turn), change(carry[1])
-
-    return jax.lax.while_loop(lambda carry: carry[0], go, (turn, tree))[1]
 
 
 def act(
