@@ -19,7 +19,7 @@ from ace.agents.contract import Agent, Sizes
 from ace.agents.tdmpc import time_weights
 from ace.agents.told import cast
 from ace.method import losses, nets, targets
-from ace.method.learner import adam, follow, optimise
+from ace.method.learner import adam_init, follow, optimise
 from ace.method.model import action_normal, join, perturb, smaller
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.settings import keys
@@ -65,13 +65,9 @@ def init(config: Config, seed: int, sizes: Sizes) -> TcrlState:
     """A fresh agent."""
     rng = np.random.default_rng(keys.host_seed(seed, "init"))
     params = new(rng, config, *sizes)
-
-    def zeros(names: tuple[str, ...]) -> Any:
-        empty = jax.eval_shape(adam(config.learn).init, take(params, names))
-        return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), empty)
-
+    opt = adam_init(config.learn, *(take(params, names) for names in PARTS))
     none: Any = np.zeros((), np.int32)
-    return TcrlState(params, take(params, TARGETS), tuple(map(zeros, PARTS)), none, none)
+    return TcrlState(params, take(params, TARGETS), opt, none, none)
 
 
 def new(rng: nets.Rng, config: Config, obs: int, action: int) -> Params:

@@ -17,7 +17,7 @@ from ace.agents.ace import planner_of, working_horizon
 from ace.agents.contract import Agent, Sizes
 from ace.agents.told import cast
 from ace.method import losses, nets, targets
-from ace.method.learner import adam, follow, optimise, split
+from ace.method.learner import adam_init, follow, optimise, split
 from ace.method.model import action_normal, noisy_policy, policy, smaller
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.planners import Context
@@ -30,7 +30,7 @@ class TdmpcState(NamedTuple):
 
     params: Params
     target: Params  # moving averages of encoder and critics
-    opt: tuple[Any, Any]  # of the model with its critics, and of the policy
+    opt: tuple[Any, ...]  # of the model with its critics, and of the policy
     update_step: jax.Array
     skipped: jax.Array  # updates left out because a gradient was not finite
 
@@ -46,11 +46,9 @@ def init(config: Config, seed: int, sizes: Sizes) -> TdmpcState:
     """A fresh agent."""
     rng = np.random.default_rng(keys.host_seed(seed, "init"))
     params = told.init(rng, config, *sizes)
-    empty = jax.eval_shape(lambda p: [adam(config.learn).init(part) for part in split(p)], params)
-    model_opt, policy_opt = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), empty)
     none: Any = np.zeros((), np.int32)
     target = {name: params[name] for name in ("encoder", "value")}
-    return TdmpcState(params, target, (model_opt, policy_opt), none, none)
+    return TdmpcState(params, target, adam_init(config.learn, *split(params)), none, none)
 
 
 def pad(config: Config, state: TdmpcState, sizes: Sizes) -> TdmpcState:

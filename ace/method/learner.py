@@ -24,12 +24,11 @@ def init(config: Config, seed: int, sizes: tuple[int, int]) -> LearnerState:
     """
     rng = np.random.default_rng(keys.host_seed(seed, "init"))
     params, stats = model.init(rng, config, *sizes)
-    empty = jax.eval_shape(lambda p: [adam(config.learn).init(part) for part in split(p)], params)
     return LearnerState(
         params=params,
         stats=stats,
         target={name: params[name] for name in ("encoder", "value")},
-        opt=tuple(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), empty)),
+        opt=adam_init(config.learn, *split(params)),
         moments=targets.init_moments(),
         update_step=jnp.zeros((), jnp.int32),
         skipped=jnp.zeros((), jnp.int32),
@@ -61,6 +60,12 @@ def adam(
         decay,
         optax.scale_by_learning_rate(rate),
     )
+
+
+def adam_init(learn: LearnConfig, *parts: Params) -> tuple[Any, ...]:
+    """The optimiser of each part before its first step, as NumPy arrays."""
+    empty = jax.eval_shape(lambda parts: tuple(map(adam(learn).init, parts)), parts)
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), empty)
 
 
 def matrices(params: Params) -> Params:

@@ -22,7 +22,7 @@ from ace.agents.mrq.config import DrqConfig, MrqConfig, check
 from ace.agents.mrq.networks import combine, encode, pad, predict, raw_policy, two_hot, value
 from ace.agents.mrq.networks import init as new
 from ace.method import nets
-from ace.method.learner import adam, only_if, optimise
+from ace.method.learner import adam_init, only_if, optimise
 from ace.method.model import action_normal, smaller
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.settings import keys
@@ -49,15 +49,11 @@ class MrqState(NamedTuple):
 def init(config: Config, seed: int, sizes: Sizes) -> MrqState:
     """A fresh agent."""
     params = new(np.random.default_rng(keys.host_seed(seed, "init")), config, sizes)
-
-    def zeros(name: str) -> Any:
-        empty = jax.eval_shape(adam(config.learn).init, {name: params[name]})
-        return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), empty)
-
+    opt = adam_init(config.learn, *({name: params[name]} for name in PARTS))
     none: Any = np.zeros((), np.int32)
     told: Any = {name: np.zeros((), np.float32) for name in ENCODER_METRICS}
     scale: Any = np.zeros(2, np.float32)
-    return MrqState(params, params, tuple(map(zeros, PARTS)), scale, told, none, none)
+    return MrqState(params, params, opt, scale, told, none, none)
 
 
 def act(

@@ -19,7 +19,7 @@ from ace import replay
 from ace.agents.contract import Agent, Sizes
 from ace.agents.sac.config import RedqConfig, SacConfig, SrsacConfig, check
 from ace.agents.sac.networks import anew, gaussian, new, pad, smallest, squashed, value
-from ace.method.learner import adam, choose, only_if, optimise
+from ace.method.learner import adam_init, choose, only_if, optimise
 from ace.method.model import action_normal
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.settings import keys
@@ -42,14 +42,9 @@ class SacState(NamedTuple):
 def init(config: Config, seed: int, sizes: Sizes) -> SacState:
     """A fresh agent."""
     params = new(config, seed, sizes)
-
-    def zeros(name: str) -> Any:
-        empty = jax.eval_shape(adam(config.learn).init, {name: params[name]})
-        return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), empty)
-
+    opt = adam_init(config.learn, *({name: params[name]} for name in PARTS))
     none: Any = np.zeros((), np.int32)
-    target = {"critics": params["critics"]}
-    return SacState(params, target, tuple(zeros(name) for name in PARTS), none, none)
+    return SacState(params, {"critics": params["critics"]}, opt, none, none)
 
 
 def reset(lane: Lane, state: SacState, active: jax.Array) -> SacState:
