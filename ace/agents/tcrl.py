@@ -20,7 +20,7 @@ from ace.agents.tdmpc import time_weights
 from ace.agents.told import cast
 from ace.method import losses, nets, targets
 from ace.method.learner import adam_init, follow, optimise
-from ace.method.model import action_normal, join, perturb, smaller
+from ace.method.model import action_normal, join, perturb, smallest
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.settings import keys
 from ace.settings.config import Config, ConfigError, Ramp, settings
@@ -146,7 +146,7 @@ def act_policy(lane: Lane, acting: Params, obs: jax.Array) -> jax.Array:
 def value(lane: Lane, acting: Params, obs: jax.Array, action: jax.Array) -> jax.Array:
     """What the smaller critic expects from observations [..., O] and actions [..., A]: [...]."""
     params = cast(lane.config, acting)
-    return smaller(critics(params, told.encode(params, obs), action))
+    return smallest(critics(params, told.encode(params, obs), action))
 
 
 def update(
@@ -256,7 +256,7 @@ def target_of(
     """
     steps = config.own.n_step
     frozen = cast(config, take(state.target, ("value",)) | take(state.params, ("policy",)))
-    end = smaller(critics(frozen, z_end, noisy(config, frozen, z_end, eps, std)))
+    end = smallest(critics(frozen, z_end, noisy(config, frozen, z_end, eps, std)))
     return targets.lambda_targets(
         batch.reward[:steps],
         jnp.broadcast_to(end, (steps, *end.shape)),
@@ -280,7 +280,7 @@ def policy_loss_of(
 ) -> jax.Array:
     """Minus the smaller critic at the policy's noisy action."""
     action = noisy(config, cast(config, part), z, eps, std)
-    return -smaller(critics(cast(config, value), z, action)).mean()
+    return -smallest(critics(cast(config, value), z, action)).mean()
 
 
 def footprint(config: Config, sizes: Sizes) -> dict[str, int]:

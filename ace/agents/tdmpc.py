@@ -18,7 +18,7 @@ from ace.agents.contract import Agent, Sizes
 from ace.agents.told import cast
 from ace.method import losses, nets, targets
 from ace.method.learner import adam_init, follow, optimise, split
-from ace.method.model import action_normal, noisy_policy, policy, smaller
+from ace.method.model import action_normal, noisy_policy, policy, smallest
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.planners import Context
 from ace.settings import keys
@@ -116,7 +116,7 @@ def plan_value(
     if not config.plan.terminal_value:
         return rewards.sum(0)
     end = z[horizon]
-    q = smaller(told.critics(params, end, noisy_policy(params, config.learn, end, eps)))
+    q = smallest(told.critics(params, end, noisy_policy(params, config.learn, end, eps)))
     return rewards.sum(0) + gamma**horizon * q
 
 
@@ -129,7 +129,7 @@ def act_policy(lane: Lane, acting: Params, obs: jax.Array) -> jax.Array:
 def value(lane: Lane, acting: Params, obs: jax.Array, action: jax.Array) -> jax.Array:
     """What the smaller critic expects from observations [..., O] and actions [..., A]: [...]."""
     params = cast(lane.config, acting)
-    return smaller(told.critics(params, told.encode(params, obs), action))
+    return smallest(told.critics(params, told.encode(params, obs), action))
 
 
 def update(
@@ -203,7 +203,7 @@ def targets_of(
     is."""
     learn = config.learn
     z_next, target_z = (told.encode(p, batch.obs)[1:] for p in (params, target))
-    next_value = smaller(told.critics(target, z_next, noisy_policy(params, learn, z_next, eps)))
+    next_value = smallest(told.critics(target, z_next, noisy_policy(params, learn, z_next, eps)))
     y = targets.lambda_targets(
         batch.reward, next_value, batch.continues, batch.mask, learn.discount, learn.td_lambda
     )
@@ -256,7 +256,7 @@ def policy_loss_of(
     params = cast(config, policy_params)
     frozen = cast(config, {"value": new_model["value"]})
     z = jax.lax.stop_gradient(z)
-    q = smaller(told.critics(frozen, z, noisy_policy(params, config.learn, z, eps)))
+    q = smallest(told.critics(frozen, z, noisy_policy(params, config.learn, z, eps)))
     mask = jnp.concatenate([jnp.ones_like(batch.mask[:1]), batch.mask])
     return losses.policy(q, time_weights(config, mask))
 

@@ -23,7 +23,7 @@ from ace.agents.mrq.networks import combine, encode, pad, predict, raw_policy, t
 from ace.agents.mrq.networks import init as new
 from ace.method import nets
 from ace.method.learner import adam_init, only_if, optimise
-from ace.method.model import action_normal, smaller
+from ace.method.model import action_normal, smallest
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.settings import keys
 from ace.settings.config import Config, LearnConfig
@@ -83,7 +83,7 @@ def act_policy(lane: Lane, acting: Params, obs: jax.Array) -> jax.Array:
 def expected(lane: Lane, acting: Params, obs: jax.Array, action: jax.Array) -> jax.Array:
     """The return that the smaller critic expects from [..., O] and [..., A]: [...]."""
     both = combine(acting["encoder"], encode(acting["encoder"], obs), action)
-    return smaller(value(acting["critics"], both)) * unit(lane, acting["scale"][0])
+    return smallest(value(acting["critics"], both)) * unit(lane, acting["scale"][0])
 
 
 def unit(lane: Lane, scale: jax.Array) -> jax.Array:
@@ -270,7 +270,7 @@ def target_of(lane: Lane, state: MrqState, batch: Batch, eps: jax.Array) -> jax.
     z = encode(target["encoder"], batch.obs[-1])
     noise = jnp.clip(rates.smoothing_std * eps, -rates.smoothing_clip, rates.smoothing_clip)
     action = jnp.clip(jnp.tanh(raw_policy(target["policy"], z)) + noise, -1.0, 1.0)
-    q = smaller(value(target["critics"], combine(target["encoder"], z, action * lane.action_mask)))
+    q = smallest(value(target["critics"], combine(target["encoder"], z, action * lane.action_mask)))
     now, then = (unit(lane, scale) for scale in state.scale)
     return (rewards + ahead * then * q) / now
 

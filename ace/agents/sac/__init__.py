@@ -18,9 +18,9 @@ import numpy as np
 from ace import replay
 from ace.agents.contract import Agent, Sizes
 from ace.agents.sac.config import RedqConfig, SacConfig, SrsacConfig, check
-from ace.agents.sac.networks import anew, gaussian, new, pad, smallest, squashed, value
+from ace.agents.sac.networks import anew, gaussian, new, pad, squashed, value
 from ace.method.learner import adam_init, choose, only_if, optimise
-from ace.method.model import action_normal
+from ace.method.model import action_normal, smallest
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.settings import keys
 from ace.settings.config import Config

@@ -121,13 +121,6 @@ def value(p: Params, obs: jax.Array, action: jax.Array) -> jax.Array:
     return jax.vmap(one)(p)
 
 
-def smallest(q: jax.Array) -> jax.Array:
-    """The smallest of critics [N, ...]: [...]."""
-    # Select by comparison: the gradient of `min` divides by the number of values equal to the
-    # result, which is zero if XLA computes them twice with different rounding.
-    return functools.reduce(lambda a, b: jnp.where(a <= b, a, b), list(q))
-
-
 def gaussian(own: SacConfig, p: Params, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Mean and log deviation [..., A] of the policy before squashing, the latter between its
     bounds."""
