@@ -15,7 +15,7 @@ import numpy as np
 
 from ace import replay
 from ace.agents import told
-from ace.agents.contract import Agent, Sizes
+from ace.agents.contract import OFF_POLICY, Agent, Sizes
 from ace.agents.tdmpc import time_weights
 from ace.agents.told import cast
 from ace.method import losses, nets, targets
@@ -360,13 +360,10 @@ AGENT = Agent(
     sections=(
         *(f"net.{name}" for name in ("latent", "mlp", "encoder")),
         *(f"plan.{name}" for name in ("horizon", "min_std", "std_ramp")),
-        *(f"learn.{name}" for name in ("batch", "learning_rate", "policy_learning_rate")),
-        *(f"learn.{name}" for name in ("beta1", "beta2", "weight_decay", "grad_clip")),
-        *(f"learn.{name}" for name in ("discount", "time_decay", "loss_clip")),
+        *OFF_POLICY,
+        *(f"learn.{name}" for name in ("time_decay", "loss_clip")),
         *(f"learn.{name}" for name in ("similarity_weight", "reward_weight", "smoothing_clip")),
         *(f"learn.{name}" for name in ("target_momentum", "target_period")),
-        *(f"learn.{name}" for name in ("updates_per_step", "update_every", "seed_updates")),
-        "learn.update_mode",
         *(f"replay.{name}" for name in ("capacity", "hindsight")),
     ),
     defaults={  # of the public runs, where they differ from ACE's

@@ -14,7 +14,7 @@ import numpy as np
 from ace import replay
 from ace.agents import told
 from ace.agents.ace import planner_of, working_horizon
-from ace.agents.contract import Agent, Sizes
+from ace.agents.contract import OFF_POLICY, Agent, Sizes
 from ace.agents.told import cast
 from ace.method import losses, nets, targets
 from ace.method.learner import adam_init, follow, optimise, split
@@ -338,14 +338,11 @@ AGENT = Agent(
     sections=(
         *(f"net.{name}" for name in ("latent", "mlp", "encoder")),
         "plan",
-        *(f"learn.{name}" for name in ("batch", "learning_rate", "policy_learning_rate")),
-        *(f"learn.{name}" for name in ("beta1", "beta2", "weight_decay", "grad_clip")),
-        *(f"learn.{name}" for name in ("discount", "td_lambda", "time_decay", "loss_clip")),
+        *OFF_POLICY,
+        *(f"learn.{name}" for name in ("td_lambda", "time_decay", "loss_clip")),
         *(f"learn.{name}_weight" for name in ("similarity", "reward", "value")),
         *(f"learn.{name}" for name in ("smoothing_std", "smoothing_clip")),
         *(f"learn.{name}" for name in ("target_momentum", "target_period")),
-        *(f"learn.{name}" for name in ("updates_per_step", "update_every", "seed_updates")),
-        "learn.update_mode",
         "replay",
         "parity.clip_action",
     ),

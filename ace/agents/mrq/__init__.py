@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from ace import replay
-from ace.agents.contract import Agent, Sizes
+from ace.agents.contract import OFF_POLICY, Agent, Sizes
 from ace.agents.mrq.config import DrqConfig, MrqConfig, check
 from ace.agents.mrq.networks import combine, encode, pad, predict, raw_policy, two_hot, value
 from ace.agents.mrq.networks import init as new
@@ -359,10 +359,7 @@ def agent(own: type[MrqConfig], defaults: Mapping[str, Any], *more: str) -> Agen
         settings=own,
         sections=(
             *(f"net.{name}" for name in ("latent", "mlp", "encoder")),
-            *(f"learn.{name}" for name in ("batch", "discount", "update_mode")),
-            *(f"learn.{name}" for name in ("updates_per_step", "update_every")),
-            *(f"learn.{name}" for name in ("learning_rate", "policy_learning_rate", "grad_clip")),
-            *(f"learn.{name}" for name in ("beta1", "beta2", "weight_decay", "seed_updates")),
+            *OFF_POLICY,
             *(f"learn.{name}" for name in ("similarity_weight", "reward_weight")),
             *(f"learn.{name}" for name in ("smoothing_std", "smoothing_clip")),
             "replay",

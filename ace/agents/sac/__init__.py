@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ace import replay
-from ace.agents.contract import Agent, Sizes
+from ace.agents.contract import OFF_POLICY, Agent, Sizes
 from ace.agents.sac.config import RedqConfig, SacConfig, SrsacConfig, check
 from ace.agents.sac.networks import anew, gaussian, new, pad, squashed, value
 from ace.method.learner import adam_init, choose, only_if, optimise
@@ -275,11 +275,8 @@ def agent(own: type[SacConfig], defaults: Mapping[str, Any], *more: str) -> Agen
         settings=own,
         sections=(
             "net.mlp",
-            *(f"learn.{name}" for name in ("batch", "discount", "update_mode")),
-            *(f"learn.{name}" for name in ("updates_per_step", "update_every")),
-            *(f"learn.{name}" for name in ("learning_rate", "policy_learning_rate", "grad_clip")),
-            *(f"learn.{name}" for name in ("beta1", "beta2", "weight_decay", "seed_updates")),
-            *(f"learn.{name}" for name in ("target_momentum", "target_period")),
+            *OFF_POLICY,
+            *("learn.target_momentum", "learn.target_period"),
             "replay",
         ),
         defaults={**shared, **defaults},
