@@ -170,25 +170,29 @@ def orthogonal(key: jax.Array, width: int, *matrices: Sequence[Any]) -> list[jax
 
 
 def _critic(draw: Draw, config: Config, obs: Any, action: Any) -> Params:
-    width, gain = config.net.mlp, config.own.init_gain
-    first, mid, out = draw([obs, action], [np.ones(width, bool)], [np.ones(1, bool)])
+    gain = config.own.init_gain
+    first, mid, out = draw([obs, action], [np.ones(config.net.mlp, bool)], [np.ones(1, bool)])
     return {  # the first layer is split: observations and actions are padded separately
-        "obs": {"w": gain * first[: len(obs)], "b": np.zeros(width, np.float32)},
+        "obs": _layer(gain * first[: len(obs)]),
         "action": {"w": gain * first[len(obs) :]},
-        "mid": {"w": gain * mid, "b": np.zeros(width, np.float32)},
-        "out": {"w": gain * out.T, "b": np.zeros(1, np.float32)},
+        "mid": _layer(gain * mid),
+        "out": _layer(gain * out.T),
     }
 
 
 def _policy(draw: Draw, config: Config, obs: Any, action: Any) -> Params:
-    width, gain, size = config.net.mlp, config.own.init_gain, len(action)
-    heads, first, mid = draw([action, action], [obs], [np.ones(width, bool)])
+    gain, size = config.own.init_gain, len(action)
+    heads, first, mid = draw([action, action], [obs], [np.ones(config.net.mlp, bool)])
     return {
-        "in": {"w": gain * first, "b": np.zeros(width, np.float32)},
-        "mid": {"w": gain * mid, "b": np.zeros(width, np.float32)},
-        "mean": {"w": gain * heads[:size].T, "b": np.zeros(size, np.float32)},
-        "log_std": {"w": heads[size:].T, "b": np.zeros(size, np.float32)},
+        "in": _layer(gain * first),
+        "mid": _layer(gain * mid),
+        "mean": _layer(gain * heads[:size].T),
+        "log_std": _layer(heads[size:].T),
     }
+
+
+def _layer(w: Any) -> Params:
+    return {"w": w, "b": np.zeros(w.shape[-1], np.float32)}
 
 
 def pad(config: Config, state: Any, sizes: Sizes) -> Any:
@@ -298,6 +302,30 @@ def target_of(
     return batch.reward[0] + lane.config.learn.discount * batch.continues[0] * soft
 
 
+def critic_loss(part: Params, batch: Batch, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Squared distance of all critics from the targets y [B]; also their values [N, B]."""
+    q = value(part["critics"], batch.obs[0], batch.action[0])
+    return jnp.mean(batch.weight * batch.mask[0] * jnp.square(q - y).sum(0)), q
+
+
+def policy_loss(
+    part: Params, lane: Lane, rest: Params, batch: Batch, eps: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """alpha log pi(a|s) - Q(s, a) at fresh actions, Q the smallest critic or their mean; also the
+    log-probabilities [B]. `rest` are critics and temperature."""
+    own, obs = lane.config.own, batch.obs[0]
+    action, log = squashed(*gaussian(own, part["policy"], obs), eps, lane.action_mask)
+    q = value(rest["critics"], obs, action)
+    q = smallest(q) if own.policy_value == "min" else q.mean(0)
+    return jnp.mean(batch.mask[0] * (jnp.exp(rest["temperature"]["log"]) * log - q)), log
+
+
+def temperature_loss(part: Params, lane: Lane, log: jax.Array) -> jax.Array:
+    """alpha (entropy - target): lowers alpha of a policy that is more random than it should be."""
+    target = lane.config.own.target_entropy * lane.action_mask.sum()
+    return jnp.exp(part["temperature"]["log"]) * jnp.mean(-log - target)
+
+
 # Updates
 
 
@@ -355,17 +383,10 @@ def learn(
     temperature's is not, that part stays unchanged.
     """
     own, rates = lane.config.own, lane.config.learn
-    alpha = jnp.exp(state.params["temperature"]["log"])
-    weight = batch.weight * batch.mask[0]
     y = target_of(lane, state, batch, eps[0], chosen)
-
-    def critic_loss(part: Params) -> tuple[jax.Array, tuple]:
-        q = value(part["critics"], batch.obs[0], batch.action[0])
-        return jnp.mean(weight * jnp.square(q - y).sum(0)), (q.mean(), jnp.abs(q - y).mean(0))
-
     part = {"critics": state.params["critics"]}
-    (q_loss, (q, error)), grads = jax.value_and_grad(critic_loss, has_aux=True)(part)
-    new, q_opt, norm, moved = optimise(
+    (q_loss, q), grads = jax.value_and_grad(critic_loss, has_aux=True)(part, batch, y)
+    critics, q_opt, norm, moved = optimise(
         rates, rates.learning_rate, grads, state.opt[0], part, active
     )
 
@@ -373,32 +394,32 @@ def learn(
     missing: Metrics = {name: jnp.full((), jnp.nan) for name in POLICY_METRICS}
     rest = {name: state.params[name] for name in PARTS[1:]}
     before = Improved(rest, state.opt[1:], missing, jnp.array(True))
-    climb = functools.partial(improve, lane, new, batch, eps[1], turn)
+    climb = functools.partial(improve, lane, critics, batch, eps[1], turn)
     after = climb(before) if own.policy_delay == 1 else only_if(turn, climb, before)
 
     copy = moved & (state.update_step % rates.target_period == 0)
     keep = rates.target_momentum
-    target = jax.tree.map(lambda t, p: keep * t + (1 - keep) * p, state.target, new)
+    target = jax.tree.map(lambda t, p: keep * t + (1 - keep) * p, state.target, critics)
     resets = state.update_step // own.reset_every if own.reset_every else jnp.zeros(())
     left_out = (active & ~jnp.isfinite(norm)) | (turn & ~after.finite)
     metrics = {
         "critic_loss": q_loss,
-        "q": q,
+        "q": q.mean(),
         "target": y.mean(),
-        "temperature": alpha,
+        "temperature": jnp.exp(state.params["temperature"]["log"]),
         "grad_norm": norm,
         "skipped_updates": state.skipped.astype(jnp.float32),
         "resets": resets.astype(jnp.float32),
         **after.metrics,
     }
     state = SacState(
-        params=new | after.params,
+        params=critics | after.params,
         target=choose(copy, target, state.target),
         opt=(q_opt, *after.opt),
         update_step=state.update_step + active,
         skipped=state.skipped + left_out,
     )
-    return state, error, metrics
+    return state, jnp.abs(q - y).mean(0), metrics
 
 
 class Improved(NamedTuple):
@@ -414,25 +435,15 @@ def improve(
     lane: Lane, critics: Params, batch: Batch, eps: jax.Array, turn: jax.Array, before: Improved
 ) -> Improved:
     """One gradient step of the policy through the new critics, then of the temperature."""
-    own, rates, mask = lane.config.own, lane.config.learn, lane.action_mask
-    alpha = jnp.exp(before.params["temperature"]["log"])
-    pick = smallest if own.policy_value == "min" else functools.partial(jnp.mean, axis=0)
-
-    def policy_loss(part: Params) -> tuple[jax.Array, jax.Array]:
-        action, log = squashed(*gaussian(own, part["policy"], batch.obs[0]), eps, mask)
-        q = pick(value(critics["critics"], batch.obs[0], action))
-        return jnp.mean(batch.mask[0] * (alpha * log - q)), log
-
-    def temperature_loss(part: Params) -> jax.Array:
-        target = own.target_entropy * mask.sum()
-        return jnp.exp(part["temperature"]["log"]) * jnp.mean(-log - target)
-
+    rates = lane.config.learn
     policy, temperature = ({name: before.params[name]} for name in PARTS[1:])
-    (pi_loss, log), grads = jax.value_and_grad(policy_loss, has_aux=True)(policy)
+    (pi_loss, log), grads = jax.value_and_grad(policy_loss, has_aux=True)(
+        policy, lane, critics | temperature, batch, eps
+    )
     rate = rates.policy_learning_rate
     policy, pi_opt, pi_norm, _ = optimise(rates, rate, grads, before.opt[0], policy, turn)
-    a_loss, grads = jax.value_and_grad(temperature_loss)(temperature)
-    rate = own.temperature_learning_rate
+    a_loss, grads = jax.value_and_grad(temperature_loss)(temperature, lane, log)
+    rate = lane.config.own.temperature_learning_rate
     temperature, a_opt, a_norm, _ = optimise(rates, rate, grads, before.opt[1], temperature, turn)
     numbers = (pi_loss, a_loss, -log.mean(), pi_norm)
     return Improved(
@@ -457,16 +468,8 @@ def footprint(config: Config, sizes: Sizes) -> dict[str, int]:
 
 
 METRICS = (
-    "critic_loss",
-    "policy_loss",
-    "temperature_loss",
-    "q",
-    "target",
-    "entropy",
-    "temperature",
-    "grad_norm",
-    "policy_grad_norm",
-    "skipped_updates",
+    *("critic_loss", "policy_loss", "temperature_loss", "q", "target", "entropy", "temperature"),
+    *("grad_norm", "policy_grad_norm", "skipped_updates"),
 )
 
 
@@ -492,12 +495,7 @@ def agent(own: type[SacConfig], defaults: Mapping[str, Any], *more: str) -> Agen
         acting_part=lambda state: {"policy": state.params["policy"]},
         footprint=footprint,
         settings=own,
-        sections=(
-            "net.mlp",
-            *OFF_POLICY,
-            *("learn.target_momentum", "learn.target_period"),
-            "replay",
-        ),
+        sections=("net.mlp", *OFF_POLICY, "learn.target_momentum", "learn.target_period", "replay"),
         defaults={**shared, **defaults},
     )
 
