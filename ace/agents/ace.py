@@ -114,7 +114,7 @@ def value(lane: Lane, acting: Params, obs: jax.Array, action: jax.Array) -> jax.
     """What the smaller critic expects from observations [..., O] and actions [..., A]: [...]."""
     params = cast(lane.config, acting["params"])
     z = model.encode(params, model.normalise(lane.config, acting["stats"], obs))
-    return model.smaller(model.value(params, z, action))
+    return model.smallest(model.value(params, z, action))
 
 
 def prediction_error(lane: Lane, acting: Params, obs: jax.Array, action: jax.Array) -> jax.Array:

@@ -22,6 +22,15 @@ Act = Callable[
 ]
 Update = Callable[[Lane, State, Replay, jax.Array, jax.Array], tuple[State, Replay, Metrics]]
 
+OFF_POLICY = tuple(
+    f"learn.{name}"
+    for name in (
+        *("batch", "discount", "update_mode", "updates_per_step", "update_every", "seed_updates"),
+        *("learning_rate", "policy_learning_rate", "grad_clip", "beta1", "beta2", "weight_decay"),
+    )
+)
+"""Settings of learning from a replay that all agents of this package read: for `Agent.sections`."""
+
 
 def _everything(state: State) -> Acting:
     return state

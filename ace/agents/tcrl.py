@@ -15,12 +15,12 @@ import numpy as np
 
 from ace import replay
 from ace.agents import told
-from ace.agents.contract import Agent, Sizes
+from ace.agents.contract import OFF_POLICY, Agent, Sizes
 from ace.agents.tdmpc import time_weights
 from ace.agents.told import cast
 from ace.method import losses, nets, targets
-from ace.method.learner import adam, follow, optimise
-from ace.method.model import action_normal, join, perturb, smaller
+from ace.method.learner import adam_init, follow, optimise
+from ace.method.model import action_normal, join, perturb, smallest
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.settings import keys
 from ace.settings.config import Config, ConfigError, Ramp, settings
@@ -65,13 +65,9 @@ def init(config: Config, seed: int, sizes: Sizes) -> TcrlState:
     """A fresh agent."""
     rng = np.random.default_rng(keys.host_seed(seed, "init"))
     params = new(rng, config, *sizes)
-
-    def zeros(names: tuple[str, ...]) -> Any:
-        empty = jax.eval_shape(adam(config.learn).init, take(params, names))
-        return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), empty)
-
+    opt = adam_init(config.learn, *(take(params, names) for names in PARTS))
     none: Any = np.zeros((), np.int32)
-    return TcrlState(params, take(params, TARGETS), tuple(map(zeros, PARTS)), none, none)
+    return TcrlState(params, take(params, TARGETS), opt, none, none)
 
 
 def new(rng: nets.Rng, config: Config, obs: int, action: int) -> Params:
@@ -150,7 +146,7 @@ def act_policy(lane: Lane, acting: Params, obs: jax.Array) -> jax.Array:
 def value(lane: Lane, acting: Params, obs: jax.Array, action: jax.Array) -> jax.Array:
     """What the smaller critic expects from observations [..., O] and actions [..., A]: [...]."""
     params = cast(lane.config, acting)
-    return smaller(critics(params, told.encode(params, obs), action))
+    return smallest(critics(params, told.encode(params, obs), action))
 
 
 def update(
@@ -260,7 +256,7 @@ def target_of(
     """
     steps = config.own.n_step
     frozen = cast(config, take(state.target, ("value",)) | take(state.params, ("policy",)))
-    end = smaller(critics(frozen, z_end, noisy(config, frozen, z_end, eps, std)))
+    end = smallest(critics(frozen, z_end, noisy(config, frozen, z_end, eps, std)))
     return targets.lambda_targets(
         batch.reward[:steps],
         jnp.broadcast_to(end, (steps, *end.shape)),
@@ -284,7 +280,7 @@ def policy_loss_of(
 ) -> jax.Array:
     """Minus the smaller critic at the policy's noisy action."""
     action = noisy(config, cast(config, part), z, eps, std)
-    return -smaller(critics(cast(config, value), z, action)).mean()
+    return -smallest(critics(cast(config, value), z, action)).mean()
 
 
 def footprint(config: Config, sizes: Sizes) -> dict[str, int]:
@@ -364,13 +360,10 @@ AGENT = Agent(
     sections=(
         *(f"net.{name}" for name in ("latent", "mlp", "encoder")),
         *(f"plan.{name}" for name in ("horizon", "min_std", "std_ramp")),
-        *(f"learn.{name}" for name in ("batch", "learning_rate", "policy_learning_rate")),
-        *(f"learn.{name}" for name in ("beta1", "beta2", "weight_decay", "grad_clip")),
-        *(f"learn.{name}" for name in ("discount", "time_decay", "loss_clip")),
+        *OFF_POLICY,
+        *(f"learn.{name}" for name in ("time_decay", "loss_clip")),
         *(f"learn.{name}" for name in ("similarity_weight", "reward_weight", "smoothing_clip")),
         *(f"learn.{name}" for name in ("target_momentum", "target_period")),
-        *(f"learn.{name}" for name in ("updates_per_step", "update_every", "seed_updates")),
-        "learn.update_mode",
         *(f"replay.{name}" for name in ("capacity", "hindsight")),
     ),
     defaults={  # of the public runs, where they differ from ACE's

@@ -14,11 +14,11 @@ import numpy as np
 from ace import replay
 from ace.agents import told
 from ace.agents.ace import planner_of, working_horizon
-from ace.agents.contract import Agent, Sizes
+from ace.agents.contract import OFF_POLICY, Agent, Sizes
 from ace.agents.told import cast
 from ace.method import losses, nets, targets
-from ace.method.learner import adam, follow, optimise, split
-from ace.method.model import action_normal, noisy_policy, policy, smaller
+from ace.method.learner import adam_init, follow, optimise, split
+from ace.method.model import action_normal, noisy_policy, policy, smallest
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.planners import Context
 from ace.settings import keys
@@ -30,7 +30,7 @@ class TdmpcState(NamedTuple):
 
     params: Params
     target: Params  # moving averages of encoder and critics
-    opt: tuple[Any, Any]  # of the model with its critics, and of the policy
+    opt: tuple[Any, ...]  # of the model with its critics, and of the policy
     update_step: jax.Array
     skipped: jax.Array  # updates left out because a gradient was not finite
 
@@ -46,11 +46,9 @@ def init(config: Config, seed: int, sizes: Sizes) -> TdmpcState:
     """A fresh agent."""
     rng = np.random.default_rng(keys.host_seed(seed, "init"))
     params = told.init(rng, config, *sizes)
-    empty = jax.eval_shape(lambda p: [adam(config.learn).init(part) for part in split(p)], params)
-    model_opt, policy_opt = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), empty)
     none: Any = np.zeros((), np.int32)
     target = {name: params[name] for name in ("encoder", "value")}
-    return TdmpcState(params, target, (model_opt, policy_opt), none, none)
+    return TdmpcState(params, target, adam_init(config.learn, *split(params)), none, none)
 
 
 def pad(config: Config, state: TdmpcState, sizes: Sizes) -> TdmpcState:
@@ -118,7 +116,7 @@ def plan_value(
     if not config.plan.terminal_value:
         return rewards.sum(0)
     end = z[horizon]
-    q = smaller(told.critics(params, end, noisy_policy(params, config.learn, end, eps)))
+    q = smallest(told.critics(params, end, noisy_policy(params, config.learn, end, eps)))
     return rewards.sum(0) + gamma**horizon * q
 
 
@@ -131,7 +129,7 @@ def act_policy(lane: Lane, acting: Params, obs: jax.Array) -> jax.Array:
 def value(lane: Lane, acting: Params, obs: jax.Array, action: jax.Array) -> jax.Array:
     """What the smaller critic expects from observations [..., O] and actions [..., A]: [...]."""
     params = cast(lane.config, acting)
-    return smaller(told.critics(params, told.encode(params, obs), action))
+    return smallest(told.critics(params, told.encode(params, obs), action))
 
 
 def update(
@@ -205,7 +203,7 @@ def targets_of(
     is."""
     learn = config.learn
     z_next, target_z = (told.encode(p, batch.obs)[1:] for p in (params, target))
-    next_value = smaller(told.critics(target, z_next, noisy_policy(params, learn, z_next, eps)))
+    next_value = smallest(told.critics(target, z_next, noisy_policy(params, learn, z_next, eps)))
     y = targets.lambda_targets(
         batch.reward, next_value, batch.continues, batch.mask, learn.discount, learn.td_lambda
     )
@@ -258,7 +256,7 @@ def policy_loss_of(
     params = cast(config, policy_params)
     frozen = cast(config, {"value": new_model["value"]})
     z = jax.lax.stop_gradient(z)
-    q = smaller(told.critics(frozen, z, noisy_policy(params, config.learn, z, eps)))
+    q = smallest(told.critics(frozen, z, noisy_policy(params, config.learn, z, eps)))
     mask = jnp.concatenate([jnp.ones_like(batch.mask[:1]), batch.mask])
     return losses.policy(q, time_weights(config, mask))
 
@@ -340,14 +338,11 @@ AGENT = Agent(
     sections=(
         *(f"net.{name}" for name in ("latent", "mlp", "encoder")),
         "plan",
-        *(f"learn.{name}" for name in ("batch", "learning_rate", "policy_learning_rate")),
-        *(f"learn.{name}" for name in ("beta1", "beta2", "weight_decay", "grad_clip")),
-        *(f"learn.{name}" for name in ("discount", "td_lambda", "time_decay", "loss_clip")),
+        *OFF_POLICY,
+        *(f"learn.{name}" for name in ("td_lambda", "time_decay", "loss_clip")),
         *(f"learn.{name}_weight" for name in ("similarity", "reward", "value")),
         *(f"learn.{name}" for name in ("smoothing_std", "smoothing_clip")),
         *(f"learn.{name}" for name in ("target_momentum", "target_period")),
-        *(f"learn.{name}" for name in ("updates_per_step", "update_every", "seed_updates")),
-        "learn.update_mode",
         "replay",
         "parity.clip_action",
     ),

@@ -1,6 +1,7 @@
 """One gradient step of one lane (Algorithm 2): latents, novelty, targets, the model's and critics'
 step, the policy's step, the target network."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,12 +24,11 @@ def init(config: Config, seed: int, sizes: tuple[int, int]) -> LearnerState:
     """
     rng = np.random.default_rng(keys.host_seed(seed, "init"))
     params, stats = model.init(rng, config, *sizes)
-    empty = jax.eval_shape(lambda p: [adam(config.learn).init(part) for part in split(p)], params)
     return LearnerState(
         params=params,
         stats=stats,
         target={name: params[name] for name in ("encoder", "value")},
-        opt=tuple(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), empty)),
+        opt=adam_init(config.learn, *split(params)),
         moments=targets.init_moments(),
         update_step=jnp.zeros((), jnp.int32),
         skipped=jnp.zeros((), jnp.int32),
@@ -60,6 +60,12 @@ def adam(
         decay,
         optax.scale_by_learning_rate(rate),
     )
+
+
+def adam_init(learn: LearnConfig, *parts: Params) -> tuple[Any, ...]:
+    """The optimiser of each part before its first step, as NumPy arrays."""
+    empty = jax.eval_shape(lambda parts: tuple(map(adam(learn).init, parts)), parts)
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), empty)
 
 
 def matrices(params: Params) -> Params:
@@ -313,3 +319,14 @@ def follow(learn: LearnConfig, state: LearnerState, params: Params, moved: jax.A
 def choose(pick: jax.Array, new: Any, old: Any) -> Any:
     """The new tree where `pick` is true, else the old one."""
     return jax.tree.map(lambda a, b: jnp.where(pick, a, b), new, old)
+
+
+def only_if(turn: jax.Array, change: Callable[[Any], Any], tree: Any) -> Any:
+    """`change(tree)` where it is a lane's turn, else the tree, at the cost of the change only in
+    updates where it is some lane's turn: a `cond` under `vmap` always computes both sides, a loop
+    ends when no lane goes on."""
+
+    def go(carry: tuple) -> tuple:
+        return jnp.zeros_like(turn), change(carry[1])
+
+    return jax.lax.while_loop(lambda carry: carry[0], go, (turn, tree))[1]

@@ -1,6 +1,8 @@
 """The networks of the method: encoder h, recurrent dynamics f with projector g, reward r, twin
 critics Q, policy pi and predictor q. Written for one lane; `[...]` stands for any batch axes."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -189,16 +191,16 @@ def value(params: Params, z: jax.Array, action: jax.Array) -> jax.Array:
     return jax.vmap(nets.dense_head)(p["mid"], p["norm_mid"], p["out"], x)
 
 
-def smaller(q: jax.Array) -> jax.Array:
-    """The smaller of two critics [2, ...]: [...]."""
+def smallest(q: jax.Array) -> jax.Array:
+    """The smallest of critics [N, ...]: [...]."""
     # Select by comparison: the gradient of `min` divides by the number of values equal to the
     # result, which is zero if XLA computes them twice with different rounding.
-    return jnp.where(q[0] <= q[1], q[0], q[1])
+    return functools.reduce(lambda a, b: jnp.where(a <= b, a, b), list(q))
 
 
 def between(q: jax.Array, pessimism: jax.Array | float) -> jax.Array:
     """The smaller of two critics [2, ...] (1), their mean (0), or between: [...]."""
-    return pessimism * smaller(q) + (1 - pessimism) * q.mean(0)
+    return pessimism * smallest(q) + (1 - pessimism) * q.mean(0)
 
 
 def raw_policy(params: Params, z: jax.Array) -> jax.Array:

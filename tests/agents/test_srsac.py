@@ -12,7 +12,7 @@ import pytest
 
 from ace import cli
 from ace.agents import AGENTS, sac
-from ace.agents.sac import SacState, SrsacConfig, networks
+from ace.agents.sac import SacState, SrsacConfig
 from ace.method.types import Lane
 from ace.run.loop import train
 from ace.run.request import open_run
@@ -27,7 +27,7 @@ SMALL = replace(
     dict(sac.SRSAC.defaults)
     | {"net.mlp": 8, "learn.batch": 5, "own.reset_every": EVERY, "learn.learning_rate": 0.01},
 )
-update, anew = jax.jit(sac.update), jax.jit(networks.anew)
+update, anew = jax.jit(sac.update), jax.jit(sac.anew)
 
 
 def lane_of(config: Config = SMALL, seed: int = 0, sizes: tuple[int, int] = SIZES) -> Lane:

@@ -17,14 +17,13 @@ import numpy as np
 import optax
 
 from ace import replay
-from ace.agents.contract import Agent, Sizes
+from ace.agents.contract import OFF_POLICY, Agent, Sizes
 from ace.agents.mrq.config import DrqConfig, MrqConfig, check
 from ace.agents.mrq.networks import combine, encode, pad, predict, raw_policy, two_hot, value
 from ace.agents.mrq.networks import init as new
-from ace.agents.sac import only_if
 from ace.method import nets
-from ace.method.learner import adam, optimise
-from ace.method.model import action_normal, smaller
+from ace.method.learner import adam_init, only_if, optimise
+from ace.method.model import action_normal, smallest
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.settings import keys
 from ace.settings.config import Config, LearnConfig
@@ -50,15 +49,11 @@ class MrqState(NamedTuple):
 def init(config: Config, seed: int, sizes: Sizes) -> MrqState:
     """A fresh agent."""
     params = new(np.random.default_rng(keys.host_seed(seed, "init")), config, sizes)
-
-    def zeros(name: str) -> Any:
-        empty = jax.eval_shape(adam(config.learn).init, {name: params[name]})
-        return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), empty)
-
+    opt = adam_init(config.learn, *({name: params[name]} for name in PARTS))
     none: Any = np.zeros((), np.int32)
     told: Any = {name: np.zeros((), np.float32) for name in ENCODER_METRICS}
     scale: Any = np.zeros(2, np.float32)
-    return MrqState(params, params, tuple(map(zeros, PARTS)), scale, told, none, none)
+    return MrqState(params, params, opt, scale, told, none, none)
 
 
 def act(
@@ -88,7 +83,7 @@ def act_policy(lane: Lane, acting: Params, obs: jax.Array) -> jax.Array:
 def expected(lane: Lane, acting: Params, obs: jax.Array, action: jax.Array) -> jax.Array:
     """The return that the smaller critic expects from [..., O] and [..., A]: [...]."""
     both = combine(acting["encoder"], encode(acting["encoder"], obs), action)
-    return smaller(value(acting["critics"], both)) * unit(lane, acting["scale"][0])
+    return smallest(value(acting["critics"], both)) * unit(lane, acting["scale"][0])
 
 
 def unit(lane: Lane, scale: jax.Array) -> jax.Array:
@@ -275,7 +270,7 @@ def target_of(lane: Lane, state: MrqState, batch: Batch, eps: jax.Array) -> jax.
     z = encode(target["encoder"], batch.obs[-1])
     noise = jnp.clip(rates.smoothing_std * eps, -rates.smoothing_clip, rates.smoothing_clip)
     action = jnp.clip(jnp.tanh(raw_policy(target["policy"], z)) + noise, -1.0, 1.0)
-    q = smaller(value(target["critics"], combine(target["encoder"], z, action * lane.action_mask)))
+    q = smallest(value(target["critics"], combine(target["encoder"], z, action * lane.action_mask)))
     now, then = (unit(lane, scale) for scale in state.scale)
     return (rewards + ahead * then * q) / now
 
@@ -364,10 +359,7 @@ def agent(own: type[MrqConfig], defaults: Mapping[str, Any], *more: str) -> Agen
         settings=own,
         sections=(
             *(f"net.{name}" for name in ("latent", "mlp", "encoder")),
-            *(f"learn.{name}" for name in ("batch", "discount", "update_mode")),
-            *(f"learn.{name}" for name in ("updates_per_step", "update_every")),
-            *(f"learn.{name}" for name in ("learning_rate", "policy_learning_rate", "grad_clip")),
-            *(f"learn.{name}" for name in ("beta1", "beta2", "weight_decay", "seed_updates")),
+            *OFF_POLICY,
             *(f"learn.{name}" for name in ("similarity_weight", "reward_weight")),
             *(f"learn.{name}" for name in ("smoothing_std", "smoothing_clip")),
             "replay",
