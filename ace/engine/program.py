@@ -104,6 +104,7 @@ class Program:
         self._blank = blank_message(self.obs_size, self.action_size, len(setups))
         self._inbox = transfer.Inbox(self._packings.message.pack(self._blank).small)
         self._message = Packed(None, ())  # the last one that was sent
+        self._unstored = False  # whether its transition is not in the replay yet
 
         one = OneLane(self.agent, self.agent.segment(self.config), self._packings)
         over, host = self._compile, transfer.memory("pinned_host")
@@ -158,6 +159,10 @@ class Program:
     ) -> None:
         """Copy to the device what the next calls read, over what was sent before; fields that are
         left out are zero."""
+        if self._unstored:
+            raise RuntimeError(
+                "a transition was sent over one that is not stored; call `add` first"
+            )
         blank = self._blank
         message = Message(
             blank.transition._replace(obs=obs) if transition is None else transition,
@@ -167,6 +172,7 @@ class Program:
         )
         packed = self._packings.message.pack(message)
         self._message = packed._replace(small=self._inbox.put(packed.small))
+        self._unstored = transition is not None
 
     def act(self, state: RunState) -> tuple[jax.Array, RunState]:
         """Actions [L, A] for the observations that were sent."""
@@ -175,7 +181,14 @@ class Program:
         return action, replace(state, _packed=(learner, memory))
 
     def add(self, state: RunState) -> RunState:
-        """Store the transitions that were sent."""
+        """Store the transitions that were sent, unless that was done.
+
+        In a learning step this comes after `act`, because the simulators wait for the action: the
+        other way round, a run of one lane lost 5 % of its speed.
+        """
+        if not self._unstored:
+            return state
+        self._unstored = False
         return replace(state, replay=self._add(state.replay, self._message))
 
     def drop(self, state: RunState, dropped: np.ndarray) -> RunState:

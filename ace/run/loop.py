@@ -286,6 +286,7 @@ class Loop:
     def save(self) -> None:
         """Write a checkpoint, in the background."""
         self.writing.result()
+        self.state = self.program.add(self.state)
         at = resume.Progress(
             self.agent_step,
             self.next_evaluation,
@@ -310,8 +311,10 @@ class Loop:
         due = self.due()
         if agent_step < config.seed_steps:
             self.collector.send(self.random_action(agent_step))
+            self.state = program.add(self.state)
         else:
             action, self.state = program.act(self.state)
+            self.state = program.add(self.state)
             # Dispatch the updates before fetching the action, so that the device never waits for
             # the host.
             self.learn(due)
@@ -324,9 +327,8 @@ class Loop:
             shares = [s.config.learn.seed_updates for s in program.setups]
             self.owed = np.round(self.owed * shares).astype(self.owed.dtype)
         self.send(got.ended | got.void, got.transition)
-        self.state = program.add(self.state)
         if got.faults:
-            self.state = program.drop(self.state, got.void)
+            self.state = program.drop(program.add(self.state), got.void)
             self.keeper.rewind(self.collector.rows(self.agent_step))
         if got.episodes:
             metrics = () if self.metrics is None else np.asarray(self.metrics).T
@@ -455,6 +457,7 @@ class Loop:
         if results is None:
             return
         if self.explorer and self.evaluator:
+            self.state = self.program.add(self.state)  # the replay is to hold all steps so far
             # Before the rows of eval.csv, which tell a continued run that all is recorded.
             self.explorer.record(self.evaluating, self.agent_step, self.state, self.evaluator)
         for lane, e in enumerate(results):

@@ -241,6 +241,20 @@ def test_metrics_come_in_the_order_of_their_names(monkeypatch) -> None:
     assert metrics.dtype == np.float32 and metrics.tolist() == [[2.0, 1.0]] * LANES
 
 
+def test_a_transition_is_stored_once_and_never_lost(toy) -> None:
+    program, state = toy
+    made = transition(done=False)
+    program.send(0, made.obs)
+    assert program.add(state) is state  # an observation came, and no transition with it
+    program.send(1, made.obs, transition=made)
+    with pytest.raises(RuntimeError, match="not stored"):
+        program.send(2, made.obs)
+    for _ in range(2):
+        state = program.add(state)
+        assert state.replay.cursor.tolist() == [1] * LANES
+    program.send(2, made.obs)
+
+
 def test_a_lane_that_is_not_active_stays_as_it_is(toy) -> None:
     program, state = toy
     before = jax.tree.map(np.array, state.learner)
