@@ -12,9 +12,9 @@ import numpy as np
 from ace.envs.api import Number, TaskError
 from ace.envs.manipulation import (
     DENSE,
+    Family,
     ManipulationEnv,
     goal_after,
-    require,
     reward_of,
     with_goal,
 )
@@ -132,22 +132,11 @@ class Hammer(AdroitEnv):
 
 
 TASKS: dict[str, type[AdroitEnv]] = {"pen": Pen, "door": Door, "hammer": Hammer}
-
-
-def make_env(name: str, seed: int, render: bool = False) -> AdroitEnv:
-    """Make the task `adroit/name`."""
-    del render  # these tasks can always be drawn
-    return TASKS[name.removesuffix(DENSE)](name, seed)
-
-
-def task_names() -> list[str]:
-    """List the tasks, if their simulator is installed."""
-    require("gymnasium_robotics", "adroit", INSTALL)
-    return [f"adroit/{name}{reward}" for reward in ("", DENSE) for name in TASKS]
+FAMILY = Family("adroit", "gymnasium_robotics", INSTALL, TASKS)
+make_env, task_names = FAMILY.make_env, FAMILY.task_names
 
 
 def _simulation(name: str, reward_type: str) -> Any:
-    require("gymnasium_robotics", "adroit", INSTALL)
     # The package prints a note on its shaped rewards when it is imported; they are corrected here.
     with contextlib.redirect_stderr(io.StringIO()):
         package: Any = importlib.import_module("gymnasium_robotics")

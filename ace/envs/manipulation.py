@@ -1,9 +1,11 @@
 """What the Adroit and the Meta-World tasks share: a simulation that is a gymnasium MujocoEnv,
-episodes of fixed length that nothing ends early, observations that end with the goal, and
-pictures."""
+episodes of fixed length that nothing ends early, observations that end with the goal, pictures, and
+how their tasks are named and made."""
 
 import importlib.util
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -101,7 +103,30 @@ def reward_of(goal: Goal, obs: np.ndarray) -> float:
     return float(goal.rule(np, obs[slice(*goal.achieved)], obs[slice(*goal.desired)]))
 
 
-def require(package: str, family: str, line: str) -> None:
-    """Raise TaskError, with the line to type, unless a package is installed."""
-    if importlib.util.find_spec(package) is None:
-        raise TaskError(f"{family} tasks need the package {package}; install it with: {line}")
+Env = TypeVar("Env")
+
+
+@dataclass(frozen=True)
+class Family(Generic[Env]):
+    """The tasks of one simulator; each has a sparse and a dense reward."""
+
+    name: str  # before the slash of a task's name
+    package: str
+    install: str  # the line to type if the package is missing
+    tasks: Mapping[str, Callable[[str, int], Env]]  # (name, seed): an environment
+
+    def make_env(self, name: str, seed: int, render: bool = False) -> Env:
+        """Make a task by its name behind the slash."""
+        del render  # these tasks can always be drawn
+        self._require()
+        return self.tasks[name.removesuffix(DENSE)](name, seed)
+
+    def task_names(self) -> list[str]:
+        """List the tasks, if their simulator is installed."""
+        self._require()
+        return [f"{self.name}/{name}{reward}" for reward in ("", DENSE) for name in self.tasks]
+
+    def _require(self) -> None:
+        if importlib.util.find_spec(self.package) is None:
+            needed = f"{self.name} tasks need the package {self.package}"
+            raise TaskError(f"{needed}; install it with: {self.install}")

@@ -12,9 +12,9 @@ import numpy as np
 from ace.envs.api import Number
 from ace.envs.manipulation import (
     DENSE,
+    Family,
     ManipulationEnv,
     goal_after,
-    require,
     reward_of,
     with_goal,
 )
@@ -167,21 +167,10 @@ TASKS: dict[str, type[MetaworldEnv]] = {
     "push": Push,
     "push-wall": PushWall,
 }
-
-
-def make_env(name: str, seed: int, render: bool = False) -> MetaworldEnv:
-    """Make the task `metaworld/name`."""
-    del render  # these tasks can always be drawn
-    return TASKS[name.removesuffix(DENSE)](name, seed)
-
-
-def task_names() -> list[str]:
-    """List the tasks, if their simulator is installed."""
-    require("metaworld", "metaworld", INSTALL)
-    return [f"metaworld/{name}{reward}" for reward in ("", DENSE) for name in TASKS]
+FAMILY = Family("metaworld", "metaworld", INSTALL, TASKS)
+make_env, task_names = FAMILY.make_env, FAMILY.task_names
 
 
 def _simulation(name: str, seed: int) -> Any:
-    require("metaworld", "metaworld", INSTALL)
     classes: Any = importlib.import_module("metaworld.env_dict")
     return classes.ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE[f"{name}-v3-goal-observable"](seed=seed)

@@ -1,6 +1,6 @@
-"""Soft actor-critic once more, in float64 NumPy, and batches to learn from. REDQ's tests build on
-it."""
+"""SAC and REDQ once more, in float64 NumPy, and settings and batches of their tests."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,15 @@ from tests.agents.small import ACTION, OBS
 from tests.run.helpers import leaves
 
 Flat = dict[str, np.ndarray]
+SMALL = {  # the common settings of both agents
+    "net.mlp": 4,
+    "learn.batch": 5,
+    "learn.discount": 0.9,
+    "learn.learning_rate": 0.01,
+    "learn.policy_learning_rate": 0.02,
+    "learn.target_momentum": 0.8,
+    "own.temperature_learning_rate": 0.03,
+}
 
 
 class Twin:
@@ -22,7 +31,8 @@ class Twin:
         self.params: Flat = flat
         self.target: Flat = {k: v.copy() for k, v in flat.items() if "critics" in k}
         self.moments = {k: (np.zeros_like(v), np.zeros_like(v)) for k, v in flat.items()}
-        self.c, self.count = config, 0
+        self.c = config
+        self.counts = {"critics": 0, "policy": 0, "temperature": 0}  # steps of each optimiser
 
     def q(self, params: Flat, k: int, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
         def p(layer: str, leaf: str = "w") -> np.ndarray:
@@ -40,54 +50,58 @@ class Twin:
         x = np.maximum(obs @ p("in") + p("in", "b"), 0)
         x = np.maximum(x @ p("mid") + p("mid", "b"), 0)
         mean, raw = (x @ p(head) + p(head, "b") for head in ("mean", "log_std"))
-        own = self.c.own
-        log_std = own.log_std_min + 0.5 * (own.log_std_max - own.log_std_min) * (np.tanh(raw) + 1)
+        low, high = self.c.own.log_std_min, self.c.own.log_std_max
+        log_std = low + 0.5 * (high - low) * (np.tanh(raw) + 1)
+        if self.c.own.log_std_bounds == "clip":
+            log_std = np.minimum(np.maximum(raw, low), high)
         action = np.tanh(mean + np.exp(log_std) * eps)
         log = -0.5 * eps**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - action**2)
         return action, log.sum(-1)
 
-    def step(self, batch: Any, eps: np.ndarray) -> dict[str, float]:
+    def step(
+        self, batch: Any, eps: np.ndarray, chosen: Sequence[int] | None = None
+    ) -> dict[str, float]:
+        """One update with `chosen` critics in the target, all if None; the metrics it must tell."""
+        own, rates, critics = self.c.own, self.c.learn, range(self.c.own.critics)
         obs, next_obs, taken = batch.obs[0], batch.obs[1], batch.action[0]
         alpha = float(np.exp(self.params["['temperature']['log']"]))
         action, log = self.sample(self.params, next_obs, eps[0])
-        ahead = np.minimum(*(self.q(self.target, k, next_obs, action) for k in (0, 1)))
-        y = batch.reward[0] + self.c.learn.discount * batch.continues[0] * (ahead - alpha * log)
+        ahead = np.min([self.q(self.target, k, next_obs, action) for k in chosen or critics], 0)
+        y = batch.reward[0] + rates.discount * batch.continues[0] * (ahead - alpha * log)
 
         def critic_loss(params: Flat) -> float:
-            return sum(
-                float(np.mean(batch.weight * (self.q(params, k, obs, taken) - y) ** 2))
-                for k in (0, 1)
-            )
+            errors = [(self.q(params, k, obs, taken) - y) ** 2 for k in critics]
+            return float(np.mean(batch.weight * np.sum(errors, 0)))
 
         def policy_loss(params: Flat) -> float:
             action, log = self.sample(params, obs, eps[1])
-            q = np.minimum(*(self.q(params, k, obs, action) for k in (0, 1)))
-            return float(np.mean(alpha * log - q))
+            q = [self.q(params, k, obs, action) for k in critics]
+            best = np.min(q, 0) if own.policy_value == "min" else sum(q) / len(q)
+            return float(np.mean(alpha * log - best))
 
         _, log = self.sample(self.params, obs, eps[1])
-        wanted = self.c.own.target_entropy * ACTION
 
         def temperature_loss(params: Flat) -> float:
+            wanted = own.target_entropy * ACTION
             return float(np.exp(params["['temperature']['log']"]) * np.mean(-log - wanted))
 
-        rates = self.c.learn.learning_rate, self.c.learn.policy_learning_rate
-        self.count += 1
-        found = {"target": float(y.mean()), "entropy": float(-log.mean())}
-        for part, loss, rate in (
-            ("critics", critic_loss, rates[0]),
-            ("policy", policy_loss, rates[1]),
-            ("temperature", temperature_loss, self.c.own.temperature_learning_rate),
-        ):
-            found[part] = loss(self.params)
-            self.adam(part, loss, rate)
-        if (self.count - 1) % self.c.learn.target_period == 0:
-            keep = self.c.learn.target_momentum
+        found = {"target": float(y.mean()), "critic_loss": critic_loss(self.params)}
+        self.adam("critics", critic_loss, rates.learning_rate)
+        made = self.counts["critics"]
+        if made % own.policy_delay == 0:
+            found |= {"policy_loss": policy_loss(self.params), "entropy": float(-log.mean())}
+            found["temperature_loss"] = temperature_loss(self.params)
+            self.adam("policy", policy_loss, rates.policy_learning_rate)
+            self.adam("temperature", temperature_loss, own.temperature_learning_rate)
+        if (made - 1) % rates.target_period == 0:
             for name, old in self.target.items():
-                self.target[name] = keep * old + (1 - keep) * self.params[name]
+                new = self.params[name]
+                self.target[name] = rates.target_momentum * old + (1 - rates.target_momentum) * new
         return found
 
     def adam(self, part: str, loss: Any, rate: float, h: float = 1e-6) -> None:
         slopes = {}
+        self.counts[part] += 1
         for name, x in self.params.items():
             if part in name:
                 slopes[name] = np.zeros_like(x)
@@ -102,7 +116,7 @@ class Twin:
             m, v = self.moments[name]
             m, v = 0.9 * m + 0.1 * slope, 0.999 * v + 0.001 * slope**2
             self.moments[name] = m, v
-            m, v = m / (1 - 0.9**self.count), v / (1 - 0.999**self.count)
+            m, v = m / (1 - 0.9 ** self.counts[part]), v / (1 - 0.999 ** self.counts[part])
             self.params[name] = np.array(self.params[name] - rate * m / (np.sqrt(v) + 1e-8))
 
 

@@ -1,8 +1,6 @@
 """REDQ against hand-worked numbers: the subset in the target by counting, the mean critic and the
 delayed policy by SAC's twin in NumPy."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,8 @@ import pytest
 from ace.agents import AGENTS, sac
 from ace.agents.sac import RedqConfig, SacState
 from ace.settings.config import Config, ConfigError, replace
-from tests.agents.sac_twin import Flat, Twin, random_batch
+from tests.agents import sac_twin
+from tests.agents.sac_twin import Twin, random_batch
 from tests.agents.small import ACTION, SIZES, check_crowd
 from tests.agents.test_sac import filled, lane_of
 from tests.run.helpers import leaves, same
@@ -19,15 +18,9 @@ from tests.run.helpers import leaves, same
 CRITICS, DELAY = 4, 3
 SMALL = replace(
     Config(own=RedqConfig()),
-    dict(sac.REDQ.defaults)
-    | {
-        "net.mlp": 4,
-        "learn.batch": 5,
-        "learn.discount": 0.9,
-        "learn.learning_rate": 0.01,
-        "learn.policy_learning_rate": 0.02,
-        "learn.target_momentum": 0.8,
-        "own.temperature_learning_rate": 0.03,
+    {
+        **sac.REDQ.defaults,
+        **sac_twin.SMALL,
         "own.critics": CRITICS,
         "own.policy_delay": DELAY,
     },
@@ -40,59 +33,6 @@ def fresh(config: Config = SMALL, seed: int = 0) -> SacState:
     return sac.init(config, seed, SIZES)
 
 
-class Ensemble(Twin):
-    """The twin with any number of critics, a subset in the target, the mean for the policy, and a
-    policy that waits."""
-
-    made = 0
-
-    def step_of(self, batch: Any, eps: np.ndarray, chosen: list[int]) -> dict[str, float]:
-        obs, next_obs, taken = batch.obs[0], batch.obs[1], batch.action[0]
-        alpha = float(np.exp(self.params["['temperature']['log']"]))
-        action, log = self.sample(self.params, next_obs, eps[0])
-        ahead = np.min([self.q(self.target, k, next_obs, action) for k in chosen], 0)
-        y = batch.reward[0] + 0.9 * batch.continues[0] * (ahead - alpha * log)
-
-        def critic_loss(params: Flat) -> float:
-            q = np.stack([self.q(params, k, obs, taken) for k in range(CRITICS)])
-            return float(np.mean(batch.weight * np.sum((q - y) ** 2, 0)))
-
-        def policy_loss(params: Flat) -> float:
-            action, log = self.sample(params, obs, eps[1])
-            q = sum(self.q(params, k, obs, action) for k in range(CRITICS)) / CRITICS
-            return float(np.mean(alpha * log - q))
-
-        def temperature_loss(params: Flat) -> float:
-            wanted = self.c.own.target_entropy * ACTION
-            return float(np.exp(params["['temperature']['log']"]) * np.mean(-log - wanted))
-
-        self.made += 1
-        found = {"target": float(y.mean()), "critic_loss": critic_loss(self.params)}
-        self.count = self.made
-        self.adam("critics", critic_loss, 0.01)
-        if self.made % DELAY == 0:
-            _, log = self.sample(self.params, obs, eps[1])
-            found |= {"policy_loss": policy_loss(self.params), "entropy": float(-log.mean())}
-            self.count = self.made // DELAY
-            self.adam("policy", policy_loss, 0.02)
-            self.adam("temperature", temperature_loss, 0.03)
-        for name, old in self.target.items():
-            self.target[name] = 0.8 * old + 0.2 * self.params[name]
-        return found
-
-    def sample(self, params: Flat, obs: np.ndarray, eps: np.ndarray):
-        def p(layer: str, leaf: str = "w") -> np.ndarray:
-            return params[f"['policy']['{layer}']['{leaf}']"]
-
-        x = np.maximum(obs @ p("in") + p("in", "b"), 0)
-        x = np.maximum(x @ p("mid") + p("mid", "b"), 0)
-        mean, raw = (x @ p(head) + p(head, "b") for head in ("mean", "log_std"))
-        log_std = np.minimum(np.maximum(raw, -20), 2)
-        action = np.tanh(mean + np.exp(log_std) * eps)
-        log = -0.5 * eps**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - action**2)
-        return action, log.sum(-1)
-
-
 def test_updates_are_those_of_the_twin() -> None:
     """Seven updates: the policy moves in the third and the sixth, with an optimiser of its own
     count; in the others its metrics are missing."""
@@ -101,11 +41,11 @@ def test_updates_are_those_of_the_twin() -> None:
         lambda x: (x + 0.1 * rng.normal(size=x.shape)).astype(np.float32), fresh().params
     )
     state = fresh()._replace(params=params, target={"critics": params["critics"]})
-    twin, learn, before = Ensemble(state, SMALL), jax.jit(sac.learn), params
+    twin, learn, before = Twin(state, SMALL), jax.jit(sac.learn), params
     subsets = [[0, 1], [2, 3], [0, 3], [1, 2], [0, 2], [1, 3], [3, 1]]
     for i, chosen in enumerate(subsets):
         batch, eps = random_batch(i), np.random.default_rng(50 + i).normal(size=(2, 5, ACTION))
-        wanted = twin.step_of(batch, 0.5 * eps, chosen)
+        wanted = twin.step(batch, 0.5 * eps, chosen)
         f32 = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (batch, 0.5 * eps))
         state, _, metrics = learn(lane_of(SMALL), state, *f32, jnp.bool_(True), jnp.array(chosen))
         for name, x in wanted.items():

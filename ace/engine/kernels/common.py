@@ -1,5 +1,5 @@
-"""What the kernels share: fast math in PTX, activations, norms, launching, and the error measure of
-their trial."""
+"""What the kernels share: fast math in PTX, activations, norms, launching, and the inputs and
+the error measure of their trial."""
 
 import functools
 import importlib.util
@@ -177,6 +177,16 @@ def launch(kernel: Callable, name: str, warps: int, stages: int = 1, **how: Any)
     return pallas().pallas_call(
         kernel, name=name, compiler_params=params, interpret=INTERPRET, **how
     )
+
+
+def draws(seed: int, count: int, dtype: Any) -> Callable[..., jax.Array]:
+    """Inputs of a trial: each of `count` calls draws another array, normal with deviation 1/4."""
+    keys = iter(jax.random.split(jax.random.key(seed), count))
+
+    def some(*shape: int, dtype: Any = dtype) -> jax.Array:
+        return (jax.random.normal(next(keys), shape) / 4).astype(dtype)
+
+    return some
 
 
 def worst(pairs: Iterable[Pair]) -> jax.Array:

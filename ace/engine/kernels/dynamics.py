@@ -61,6 +61,13 @@ def rows_each(rows: int) -> int:
     return max(FEWEST, min(each, 1 << (rows - 1).bit_length()))
 
 
+def trial_rows() -> Iterator[int]:
+    """Rows of a trial: for small thread blocks, then for large ones that reach past the last."""
+    for lanes, rows in ((1, 80), (BUSY, 72)):
+        with common.lanes(lanes):
+            yield rows
+
+
 class Rows:
     """The rows of one thread block; past the last row or column, reads are zero, writes masked."""
 
@@ -202,21 +209,15 @@ TRIED = (BF16,)  # types that `trial` compares
 
 def trial(dtype: Any) -> Iterator[common.Pair]:
     """(result, expected) of the kernel on small inputs; bf16 only."""
-    keys = iter(jax.random.split(jax.random.key(3), 9))
-
-    def some(*shape: int) -> jax.Array:
-        return (jax.random.normal(next(keys), shape) / 4).astype(dtype)
-
+    some = common.draws(3, 9, dtype)
     z, actions, b = some(80, 64), some(2, 80, 12).astype(F32), some(80, 128)
-    scale, bias = jax.random.normal(next(keys), (2, 3, 128))
+    scale, bias = 4 * some(2, 3, 128, dtype=F32)
     cell = some(80, 384), some(128, 384), scale, bias
-    projector = some(128, 256), *jax.random.normal(next(keys), (2, 256)), some(256, 64)
+    projector = some(128, 256), *(4 * some(2, 256, dtype=F32)), some(256, 64)
     weights = *cell, *projector, scale[0, :64]
-    # Small thread blocks, and large ones that reach past the last row.
-    for lanes, rows in ((1, 80), (BUSY, 72)):
+    for rows in trial_rows():
         cut = z[:rows], actions[:, :rows], b[:rows]
-        with common.lanes(lanes):
-            for latents, old in ((cut[0], cut[2]), (z[:1], None)):
-                given = jnp.broadcast_to(latents, cut[0].shape), cut[1][1], old
-                last = 0.5, *weights  # `keep` and the weights
-                yield step(latents, cut[1], 1, old, *last), plain_step(*given, *last)
+        for latents, old in ((cut[0], cut[2]), (z[:1], None)):
+            given = jnp.broadcast_to(latents, cut[0].shape), cut[1][1], old
+            last = 0.5, *weights  # `keep` and the weights
+            yield step(latents, cut[1], 1, old, *last), plain_step(*given, *last)

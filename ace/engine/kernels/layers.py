@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from ace.engine.kernels import common
 from ace.engine.kernels.common import ACTIVATIONS, F32, launch, pallas, tile, whole, wide
-from ace.engine.kernels.dynamics import BF16, BUSY, Rows, dot, rows_each
+from ace.engine.kernels.dynamics import BF16, Rows, dot, rows_each, trial_rows
 from ace.method.nets import elu
 
 IN_CHUNK, OUT_CHUNK = 64, 128  # columns of the wide side per loop iteration
@@ -113,16 +113,10 @@ TRIED = (BF16,)  # types that `trial` compares
 
 def trial(dtype: Any) -> Iterator[common.Pair]:
     """(result, expected) of both kernels on small inputs; bf16 only."""
-    keys = iter(jax.random.split(jax.random.key(4), 5))
-
-    def some(*shape: int) -> jax.Array:
-        return (jax.random.normal(next(keys), shape) / 4).astype(dtype)
-
-    b = jax.random.normal(next(keys), (256,))
+    some = common.draws(4, 5, dtype)
+    b = 4 * some(256, dtype=F32)
     x, w = some(80, 64), some(64, 256)
     y, out = some(80, 256), some(256, 16)
-    # Small thread blocks, and large ones that reach past the last row.
-    for lanes, rows in ((1, 80), (BUSY, 72)):
-        with common.lanes(lanes):
-            yield widen(x[:rows], w, b), plain_widen(x[:rows], w, b)
-            yield narrow(y[:rows], b, out), plain_narrow(y[:rows], b, out)
+    for rows in trial_rows():
+        yield widen(x[:rows], w, b), plain_widen(x[:rows], w, b)
+        yield narrow(y[:rows], b, out), plain_narrow(y[:rows], b, out)
