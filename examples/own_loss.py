@@ -50,7 +50,7 @@ def update(lane, state, store, agent_step, active) -> tuple[Any, replay.Replay, 
     loss, slope = jax.value_and_grad(smoothness)(policy, lane, state, batch)
     rate = c.own.weight * c.learn.policy_learning_rate
     moved = jax.tree.map(lambda p, g: p - rate * g, policy, slope)
-    policy = learner.choose(turn & jnp.isfinite(loss), moved, policy)
+    policy = learner.where_tree(turn & jnp.isfinite(loss), moved, policy)
     return state._replace(params=state.params | policy), store, metrics | {"smoothness": loss}
 
 

@@ -39,8 +39,8 @@ def pytest_unconfigure(config) -> None:
         shutil.rmtree(os.environ[CACHE], ignore_errors=True)
 
 
-# What is heavy begins first, so that both processes end together; and files whose runs share their
-# compiled functions (`tests/run/conftest.py`) are one piece of work, for one process.
+# The longest files start first, so that both processes end at about the same time. Files whose runs
+# share compiled functions (`tests/run/conftest.py`) go to one process, as one piece of work.
 TOGETHER = tuple(
     f"tests/run/test_{name}.py"
     for name in (

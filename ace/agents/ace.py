@@ -59,7 +59,7 @@ def act(
     b = None  # zero
     if config.parity.carry_belief:
         b = jnp.where(first, 0.0, memory.belief).astype(z.dtype)
-    # All noise of the policy in one draw: many small ones cost more to launch.
+    # One draw for all noise of the policy in this plan.
     calls = list(planner.calls(config))
     counts = [config.plan.horizon * planner.proposals(config), *calls]
     eps = model.action_normal(noise_key, (sum(counts),), lane.action_mask)

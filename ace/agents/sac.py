@@ -20,7 +20,7 @@ import numpy as np
 from ace import replay
 from ace.agents.contract import OFF_POLICY, Agent, Sizes
 from ace.method import nets
-from ace.method.learner import adam_init, choose, only_if, optimise
+from ace.method.learner import adam_init, only_if, optimise, where_tree
 from ace.method.model import action_normal, smallest
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.settings import keys
@@ -414,7 +414,7 @@ def learn(
     }
     state = SacState(
         params=critics | after.params,
-        target=choose(copy, target, state.target),
+        target=where_tree(copy, target, state.target),
         opt=(q_opt, *after.opt),
         update_step=state.update_step + active,
         skipped=state.skipped + left_out,

@@ -19,7 +19,7 @@ from ace.agents.contract import OFF_POLICY, Agent, Sizes
 from ace.agents.tdmpc import time_weights
 from ace.agents.told import cast
 from ace.method import losses, nets, targets
-from ace.method.learner import adam_init, follow, optimise
+from ace.method.learner import adam_init, move_target, optimise
 from ace.method.model import action_normal, join, perturb, smallest
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.settings import keys
@@ -205,7 +205,7 @@ def learn(
     finite = jnp.isfinite(norm) & jnp.isfinite(value_norm) & jnp.isfinite(policy_norm)
     state = TcrlState(
         params=new_params,
-        target=follow(rates, before, new_params, moved),  # type: ignore[arg-type]
+        target=move_target(rates, before, new_params, moved),  # type: ignore[arg-type]
         opt=(model_opt, value_opt, policy_opt),
         update_step=before.update_step + active,
         skipped=before.skipped + (active & ~finite),

@@ -17,7 +17,7 @@ from ace.agents.ace import planner_of, working_horizon
 from ace.agents.contract import OFF_POLICY, Agent, Sizes
 from ace.agents.told import cast
 from ace.method import losses, nets, targets
-from ace.method.learner import adam_init, follow, optimise, split
+from ace.method.learner import adam_init, move_target, optimise, split
 from ace.method.model import action_normal, noisy_policy, policy, smallest
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.planners import Context
@@ -179,7 +179,7 @@ def learn(
     finite = jnp.isfinite(norm) & jnp.isfinite(policy_norm)
     state = TdmpcState(
         params=new,
-        target=follow(rates, before, new, moved),  # type: ignore[arg-type]
+        target=move_target(rates, before, new, moved),  # type: ignore[arg-type]
         opt=(model_opt, policy_opt),
         update_step=before.update_step + active,
         skipped=before.skipped + (active & ~finite),

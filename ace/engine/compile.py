@@ -42,10 +42,10 @@ _TRACING = threading.Lock()
 
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
-    """One thread traces at a time, in the order in which they asked: with the interpreter lock
-    between them, several would all be done late, and XLA, which needs no such lock, would start
-    late. Garbage is not collected meanwhile: tracing makes many objects, which all live on, and
-    looking through them again and again takes a sixth of its time."""
+    """Trace in one thread at a time, so that the first function reaches XLA early: threads that
+    trace together share the interpreter lock and all finish late, and XLA does not need the lock.
+    The garbage collector is off meanwhile: tracing makes many objects that live on, and collecting
+    takes a sixth of its time."""
     with _TRACING:
         collecting = gc.isenabled()
         gc.disable()

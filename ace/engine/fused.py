@@ -374,7 +374,7 @@ def optimise(
     norm = optax.tree.norm(gathered)
     moved = active & jnp.isfinite(norm)
     new: Any = optax.apply_updates(old, changes)  # type: ignore[arg-type]
-    new, moments = learner.choose(moved, (new, new_moments), (old, old_moments))
+    new, moments = learner.where_tree(moved, (new, new_moments), (old, old_moments))
     mu, nu = (spread_small(x, params) for x in (moments.mu, moments.nu))
     return spread_small(new, params), (clip, moments._replace(mu=mu, nu=nu), *rest), norm, moved
 
@@ -397,13 +397,13 @@ def spread_small(gathered: list[Any], like: Any) -> Any:
     return jax.tree.unflatten(structure, found)
 
 
-def follow_target(
+def move_target(
     learn: LearnConfig, state: LearnerState, params: Params, moved: jax.Array
 ) -> Params:
     """The moving average of all small leaves as one vector."""
     old = gather_small(state.target)
     new = {name: params[name] for name in state.target}
-    flat = learner.follow.plain(
+    flat = learner.move_target.plain(
         learn, state._replace(target={"all": old}), {"all": gather_small(new)}, moved
     )
     return spread_small(flat["all"], state.target)
@@ -429,5 +429,5 @@ TABLE: dict[str, Callable] = {
     score.follow.name: follow,
     score.terminal_value.name: terminal_value,
     learner.optimise.name: optimise,
-    learner.follow.name: follow_target,
+    learner.move_target.name: move_target,
 }

@@ -97,7 +97,7 @@ def update(
     )
     params, target = cast(config, state.params), cast(config, state.target)
 
-    # Encode all target observations: slicing off the first step beforehand would copy the rest.
+    # The first target latent is not used; encoding it keeps both products of one shape.
     latents = Latents(model.encode(params, batch.obs), model.encode(target, batch.obs)[1:])
     novelty, found, novelty_stats = novelty_of(config, params, state, latents, batch)
     weight = learn.novelty_ramp.at(learn.novelty_weight, agent_step, config.seed_steps)
@@ -129,12 +129,12 @@ def update(
     new_params = new_model | new_policy
     stats = fold_stats(state.stats, novelty_stats, aux["stats"], learn.batch)
     stats |= {"obs": obs_moments}
-    stats, moments = choose(moved, (stats, found), (state.stats, state.moments))
+    stats, moments = where_tree(moved, (stats, found), (state.stats, state.moments))
     left_out = (active & ~jnp.isfinite(norm)) | (turn & ~jnp.isfinite(policy_norm))
     new_state = LearnerState(
         new_params,
         stats,
-        follow(learn, state, new_params, moved),
+        move_target(learn, state, new_params, moved),
         (model_opt, policy_opt),
         moments,
         state.update_step + active,
@@ -303,12 +303,14 @@ def optimise(
     norm = optax.tree.norm(grads)
     moved = active & jnp.isfinite(norm)
     new: Any = optax.apply_updates(params, changes)
-    new, opt = choose(moved, (new, new_opt), (params, opt))
+    new, opt = where_tree(moved, (new, new_opt), (params, opt))
     return new, opt, norm, moved
 
 
 @replaceable
-def follow(learn: LearnConfig, state: LearnerState, params: Params, moved: jax.Array) -> Params:
+def move_target(
+    learn: LearnConfig, state: LearnerState, params: Params, moved: jax.Array
+) -> Params:
     """Exponential moving average of encoder and critics, every `target_period` updates (3.6)."""
     turn = moved & (state.update_step % learn.target_period == 0)
     keep = jnp.where(turn, learn.target_momentum, 1.0)
@@ -316,7 +318,7 @@ def follow(learn: LearnConfig, state: LearnerState, params: Params, moved: jax.A
     return jax.tree.map(lambda t, p: keep * t + (1 - keep) * p, state.target, new)
 
 
-def choose(pick: jax.Array, new: Any, old: Any) -> Any:
+def where_tree(pick: jax.Array, new: Any, old: Any) -> Any:
     """The new tree where `pick` is true, else the old one."""
     return jax.tree.map(lambda a, b: jnp.where(pick, a, b), new, old)
 

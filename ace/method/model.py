@@ -38,10 +38,10 @@ def init(rng: nets.Rng, config: Config, obs_size: int, action_size: int) -> tupl
         ),
         "policy": _mlp_init(rng, n.latent, n.mlp, action_size, norms=config.repair.norms),
     }
-    # What is added to a latent begins at nothing.
+    # A residual model begins as the identity: it adds nothing to a latent.
     out = params["projector"]["out"]
     out["w"] = (out["w"] * (1 - config.repair.residual)).astype(np.float32)
-    # Of the size that products of observations with unit variance have.
+    # As large as the product it is added to, for observations of unit variance.
     spread = config.repair.first_bias * np.sqrt(obs_size / n.encoder)
     bias = spread * rng.spawn(1)[0].standard_normal(n.encoder)
     params["encoder"]["in"]["b"] = bias.astype(np.float32)

@@ -20,16 +20,16 @@ def shift(sequence: jax.Array, horizon: jax.Array, tail: str = "repeat") -> jax.
 
 
 def draw_noise(x: Context, key: jax.Array, counts: list[int]):
-    """Noise of one plan: colored [H, n, A] for each count, white [A] for the action, and a uniform
-    number. One draw serves all, since many small ones cost more to compile and to launch; the
-    action axis comes first, so that padding does not change the draws of real dimensions.
+    """Noise of one plan, from one draw: colored [H, n, A] for each count, white [A] for the action,
+    and a uniform number. The action axis comes first, so that padding does not change the draws of
+    real dimensions.
     """
     noise_map = x.constants[x.horizon]  # [H, H]
     horizon, total = noise_map.shape[0], sum(counts)
     normal_key, uniform_key = jax.random.split(key)
     eps = normal(normal_key, (x.mask.shape[0], total * horizon + 1)) * x.mask[:, None]
     steps = eps[:, :-1].reshape(eps.shape[0], total, horizon).T
-    # XLA fuses these sums into the consumer of the noise; a matrix product so thin costs more.
+    # The matrix product noise_map @ steps, written as a sum over its few columns.
     colored = sum(noise_map[:, t, None, None] * steps[t] for t in range(horizon))
     return (
         jnp.split(colored, np.cumsum(counts)[:-1], axis=1),

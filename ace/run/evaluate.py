@@ -14,7 +14,7 @@ from ace.engine.program import Program
 from ace.envs import EnvError, EnvRequest, EpisodeNumbers, VectorEnv, get_spec, make
 from ace.settings import keys
 
-PHASES = 4, 8, 16  # calls per round (least, usual, most): choose, send, idle calls, receive
+PHASES = 4, 8, 16  # calls per round (least, usual, most): act, send, idle calls, receive
 WAIT = 0.001  # seconds between two polls of simulators that are not ready
 STATES = 85  # most states of an episode whose value is compared with its return
 RESET = 64  # calls before the first round, while the simulators reset
@@ -161,7 +161,7 @@ class Evaluator:
             if self._phase == -1:
                 player.watch()
             elif self._phase == 0:
-                player.choose()
+                player.act()
             elif self._phase == 1:
                 player.send()
             elif self._phase == self.phases - 1:
@@ -250,7 +250,7 @@ class _Episodes:
         if self.keep_obs:
             self.seen.append(self.obs)
 
-    def choose(self) -> None:
+    def act(self) -> None:
         """Dispatch the computation of the next actions."""
         if self.running.any():
             self.action = self.player.act(self.obs.reshape(*self.shape, -1), self.count)

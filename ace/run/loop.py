@@ -45,7 +45,7 @@ def train(run: Run) -> Trees:
     if not 0 <= run.save_minutes < math.inf:
         raise ConfigError(f"save_minutes is {run.save_minutes}; it must be at least 0")
     capacity = replay_capacity(run.setups)
-    stored = check_memory(run.agent, run.setups, capacity)
+    replay_bytes = check_memory(run.agent, run.setups, capacity)
     program = Program(run.agent, run.setups)
     config = program.config
     with resume.writable(run.folder), resume.lock(run.folder):
@@ -54,7 +54,7 @@ def train(run: Run) -> Trees:
             where = f"{jax.devices()[0].device_kind}, {config.precision}, {loop.which_kernels()}"
             loop.recorder.message(
                 f"{len(run.setups)} lane(s) on {where}; "
-                f"replay {stored / 2**20:.1f} MiB; "
+                f"replay {replay_bytes / 2**20:.1f} MiB; "
                 f"{count_workers(config, len(run.setups))} simulator process(es)"
             )
             for note in run.notes:

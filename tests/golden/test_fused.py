@@ -279,7 +279,7 @@ def test_the_target_follows_with_joined_leaves(sizes: tuple[str, ...]) -> None:
     learn, params = Config().learn, leaves_of(sizes)
     state = learner.init(small({"net.latent": 4}), 0, (5, 2))
     old = {name: jax.tree.map(jnp.negative, params[name]) for name in ("encoder", "value")}
-    both = [jax.jit(f) for f in (fused.follow_target, learner.follow.plain)]
+    both = [jax.jit(f) for f in (fused.move_target, learner.move_target.plain)]
     for count, moved, moves in ((0, True, True), (1, True, False), (0, False, False)):
         before = state._replace(target=old, update_step=jnp.int32(count))
         got, wanted = (f(learn, before, params, jnp.bool_(moved)) for f in both)
