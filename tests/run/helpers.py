@@ -83,6 +83,11 @@ def csv_rows(folder: Path, name: str) -> list[dict[str, str]]:
     return [{**r, "wall_time": ""} for r in csv.DictReader(open(folder / name))]
 
 
+def most_skipped(run: Run) -> float:
+    """The most updates that a lane of a run left out."""
+    return max(float(r["skipped_updates"] or 0) for r in csv_rows(run.folder, "train.csv"))
+
+
 def same(one, other) -> None:
     """Every leaf is equal."""
     a, b = leaves(one), leaves(other)
