@@ -178,7 +178,7 @@ class Program:
         """Actions [L, A] for the observations that were sent."""
         learner, memory = state._packed
         action, memory = self._act(self.lane, learner, memory, self._message)
-        return action, replace(state, _packed=(learner, memory))
+        return action, RunState(state.replay, (learner, memory), self._packings)
 
     def add(self, state: RunState) -> RunState:
         """Store the transitions that were sent, unless that was done.
@@ -189,7 +189,8 @@ class Program:
         if not self._unstored:
             return state
         self._unstored = False
-        return replace(state, replay=self._add(state.replay, self._message))
+        store = self._add(state.replay, self._message)
+        return RunState(store, state._packed, self._packings)
 
     def drop(self, state: RunState, dropped: np.ndarray) -> RunState:
         """Remove the running episodes of the lanes where `dropped` [L] is true."""
