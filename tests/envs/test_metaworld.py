@@ -213,7 +213,7 @@ def test_a_run_asks_for_the_layout_of_its_seed(monkeypatch) -> None:
         setups=setups,
         config=config,
         agent=SimpleNamespace(plays=("agent",), value=None),
-        asking=lambda episodes: None,
+        player=lambda who, episodes: None,
         obs_size=27,
         action_size=4,
     )

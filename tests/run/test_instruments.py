@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ace import cli
-from ace.engine.program import Program
+from ace.engine.player import Player
 from ace.run import evaluate
 from ace.run.record import read_csv
 from ace.settings.config import ConfigError
@@ -20,12 +20,12 @@ def ran(tmp_path_factory):
     folder = tmp_path_factory.mktemp("told") / "run"
     asked = []
 
-    def value(program, acting, question, action):
+    def value(player, obs, count, action):
         asked.append(action.shape)
         return np.full(action.shape[:2], 3.0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Program, "value", value)
+        patch.setattr(Player, "value", value)
         varied = ("--vary", "learn.seed-updates=0,0.5")
         state, run = small_run(folder, "tests.envs.bad_envs:Sure", *QUICK, *varied)
     return folder, state, run, asked
