@@ -336,10 +336,11 @@ class Program:
             report = kernels.Report()
             precision = jax.default_matmul_precision(MATMUL[self.config.precision])
             noting = kernels.reporting(report)
-            with precision, replaced(self.table), noting, kernels.lanes(len(self.setups)):
-                out = jax.vmap(function, in_axes=axes)(*args)
-            self._reports[name] = report
-            return out
+            try:
+                with precision, replaced(self.table), noting, kernels.lanes(len(self.setups)):
+                    return jax.vmap(function, in_axes=axes)(*args)
+            finally:  # also of a kernel that cannot be traced: `works` asks whether any was used
+                self._reports[name] = report
 
         def works() -> bool:
             report = self._reports.get(name)

@@ -112,7 +112,9 @@ def free_memory() -> int | None:
     if jax.default_backend() != "gpu" or not stats:
         return None
     asked = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    # CUDA's own numbers of the cards may be others than the driver's; without a name all are asked.
+    if "-" in visible or (visible and os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"):
         asked.append(f"--id={visible}")
     try:
         said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout

@@ -132,7 +132,7 @@ class Loop:
         self.obs = obs
         self.send(first)
         pending = self._pending_evaluation(run.folder, start.evaluating)
-        if self.agent_step == self.steps and pending is None:
+        if self.finished and pending is None:
             notes.append("the run is finished")
         repeat = self.config.action_repeat
         until = self.env_step if pending is None else pending * repeat - 1
@@ -245,7 +245,8 @@ class Loop:
     @property
     def finished(self) -> bool:
         """Whether nothing of the run is left to do."""
-        return self.agent_step == self.steps and self.evaluating is None
+        evaluated = self.evaluating is None and self.next_evaluation > self.env_step
+        return self.agent_step == self.steps and evaluated
 
     def which_kernels(self) -> str:
         """What is known at the start of how the method's functions will be computed."""

@@ -400,3 +400,18 @@ def test_the_first_line_says_whether_kernels_are_used(option: str, table: dict, 
         program=SimpleNamespace(table=table), config=SimpleNamespace(kernels=option)
     )
     assert Loop.which_kernels(loop) == says
+
+
+@pytest.mark.parametrize(
+    ("agent_step", "evaluating", "next_evaluation", "finished"),
+    [(50, None, 101, True), (49, None, 101, False), (50, 50, 101, False), (50, None, 100, False)],
+)
+def test_a_run_is_finished_when_its_last_evaluation_is(
+    agent_step: int, evaluating: int | None, next_evaluation: int, finished: bool
+):
+    """In the last case that evaluation could not begin when the run was saved."""
+    loop = SimpleNamespace(
+        agent_step=agent_step, steps=50, evaluating=evaluating, env_step=2 * agent_step
+    )
+    loop.next_evaluation = next_evaluation
+    assert Loop.finished.fget(loop) is finished  # type: ignore[misc]

@@ -82,8 +82,14 @@ def test_a_stopped_compilation_is_made_up_for_by_a_call() -> None:
     np.testing.assert_array_equal(function(X), 2 * X)
 
 
-def test_a_program_whose_kernels_fail_their_trial_computes_without_them(monkeypatch) -> None:
-    """They do not even compile here: there are none for a CPU."""
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_program_whose_kernels_fail_their_trial_computes_without_them(
+    monkeypatch, traced: bool
+) -> None:
+    """They do not even compile here: there are none for a CPU. Others cannot be traced, as with
+    another version of Pallas."""
+    if not traced:
+        monkeypatch.setattr(kernels.rows, "launch", lambda *_, **__: 1 / 0)
     small = {"net.latent": 4, "net.mlp": 8, "net.encoder": 128, "net.belief": 4, "plan.horizon": 2}
     config = replace(Config(), small | {"precision": "f32", "eval_episodes": 64})
     setups = [LaneSetup("probe/point", 0, config, (3, 2))]

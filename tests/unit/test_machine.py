@@ -94,3 +94,17 @@ def test_workers_keep_cores_busy_only_beside_a_gpu_and_where_they_are_few(monkey
     assert not resources.spare_cores(1)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert resources.spare_cores(4) and not resources.spare_cores(5)
+
+
+def test_a_card_is_asked_for_by_number_only_where_both_count_alike(monkeypatch) -> None:
+    """CUDA counts the fastest card first unless it is told to count as the driver does."""
+    card(monkeypatch, {"bytes_in_use": 0})
+    asked = driver(monkeypatch, "300\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    for order, last in (
+        ("FASTEST_FIRST", "--format=csv,noheader,nounits"),
+        ("PCI_BUS_ID", "--id=1"),
+    ):
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+        resources.free_memory()
+        assert asked[-1][-1] == last
