@@ -18,6 +18,7 @@ from ace.method.types import Lane
 from ace.settings import keys
 
 BLOCK = 64  # steps for which random actions are drawn at once
+ROWS = 1024  # rows of the replay that one call reads
 
 
 class Packings:
@@ -130,6 +131,11 @@ class OneLane:
         """Store a transition."""
         x: Message = self.packings.message.unpack(message)
         return replay.add(store, x.transition, self.segment)
+
+    def rows(self, store: replay.Replay, start: jax.Array) -> dict[str, jax.Array]:
+        """The rows of the replay from `start` on, by the names of their arrays."""
+        slots = (start + jnp.arange(ROWS)) % store.obs.shape[0]
+        return {name: getattr(store, name)[slots] for name in replay.STEPS}
 
     def update(
         self, lane: Packed, learner: Packed, store: replay.Replay, message: Packed

@@ -23,7 +23,7 @@ from ace.engine.compile import Function, compile_in_background, compiler_options
 from ace.engine.fresh import Fresh
 from ace.engine.lanes import LaneSetup, check_compatible, like, stack
 from ace.engine.messages import Message, blank_message, blank_question
-from ace.engine.one_lane import OneLane, Packings
+from ace.engine.one_lane import ROWS, OneLane, Packings
 from ace.engine.packing import Packed
 from ace.engine.player import Player
 from ace.method.replaceable import replaced
@@ -116,6 +116,7 @@ class Program:
         self._act_seed = over(one.act_seed, (0, None))
         self._add = over(one.add, (0, 0), donate=(0,))
         self._drop = over(replay.drop, (0, 0), donate=(0,))
+        self._rows = over(one.rows, (0, 0))
         # The count of updates is data, so that the result does not depend on how calls group them;
         # without the loop an update of its own is a little faster.
         self.at_once = AT_ONCE if self.config.learn.updates_per_step > 1 else 1
@@ -195,6 +196,21 @@ class Program:
     def drop(self, state: RunState, dropped: np.ndarray) -> RunState:
         """Remove the running episodes of the lanes where `dropped` [L] is true."""
         return replace(state, replay=self._drop(state.replay, jnp.asarray(dropped)))
+
+    def rows(self, state: RunState, start: np.ndarray, stop: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows start..stop [L] of the replay, on the host: those of the first lane, then those of
+        the second, and so on."""
+        count = stop - start
+        # At least one call, which gives the shapes of no rows.
+        offsets = range(0, max(int(count.max()), 1), ROWS)
+        slots = [(start + offset).astype(np.int32) for offset in offsets]
+        blocks = [jax.device_get(self._rows(state.replay, first)) for first in slots]
+
+        def joined(name: str) -> np.ndarray:
+            rows = np.concatenate([block[name] for block in blocks], 1)
+            return np.concatenate([rows[lane, :n] for lane, n in enumerate(count)])
+
+        return {name: joined(name) for name in blocks[0]}
 
     def update(self, state: RunState, count: int = 1) -> tuple[RunState, jax.Array]:
         """`count` updates of the active lanes, at most `at_once`; metrics [L, M] of the last in the
@@ -279,11 +295,14 @@ class Program:
         copies = like(self._new_memory(episodes))
         update = (self._update, (lane, learner, shapes.replay, message, *self._counted()))
         act = (self._act, (lane, learner, memory, message))
-        # One thread traces at a time: first what the random steps need, which is small, then the
+        # One thread traces at a time: first what the random steps and a checkpoint need, which is
+        # small (a run that is stopped while the rest compiles must not wait for XLA), then the
         # plan, for which XLA takes longest; the trial of the kernels starts when that is traced.
         seed = (self._act_seed, (lane, jax.ShapeDtypeStruct((), np.int32)))
         add = (self._add, (shapes.replay, message))
-        first = [compile_in_background(self.stop, work) for work in (seed, add, act, update)]
+        rows = (self._rows, (shapes.replay, jax.ShapeDtypeStruct((lanes,), np.int32)))
+        work = (seed, add, rows, act, update)
+        first = [compile_in_background(self.stop, each) for each in work]
         # Evaluation is needed last.
         later = {
             "agent": (self._act_eval, (lane, acting, copies, question)),

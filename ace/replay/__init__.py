@@ -3,6 +3,7 @@ hindsight for tasks with goals."""
 
 from ace.replay.hindsight import Hindsight
 from ace.replay.ring import (
+    STEPS,
     Replay,
     add,
     capacity_for,
@@ -19,6 +20,7 @@ from ace.replay.tree import Tree, build_tree, draw_leaves, largest, set_leaves, 
 __all__ = [
     "Hindsight",
     "Replay",
+    "STEPS",
     "Tree",
     "add",
     "build_tree",

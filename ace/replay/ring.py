@@ -17,6 +17,8 @@ from ace.replay.hindsight import Hindsight, look_back, steps_left
 from ace.replay.tree import Tree, build_tree, draw_leaves, largest, set_leaves, total
 from ace.settings.config import ReplayConfig
 
+STEPS = ("obs", "action", "reward", "terminated", "final")  # fields with one row for each slot
+
 
 class Replay(NamedTuple):
     """The stored steps of one lane."""

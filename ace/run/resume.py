@@ -27,9 +27,6 @@ from ace.run.checkpoint import CheckpointError, Checkpoints, Saved, named_arrays
 from ace.run.collect import COUNTS, Collector
 from ace.settings.config import ConfigError
 
-ROWS = ("obs", "action", "reward", "terminated", "final")
-BLOCK = 1024  # rows are fetched in multiples of this, so that few shapes are compiled
-
 
 class Progress(NamedTuple):
     """Where a run stands, apart from its device state and its simulators."""
@@ -55,12 +52,20 @@ class Keeper:
         self.failure: Exception | None = None
 
     def save(self, state: RunState, at: Progress, collector: Collector) -> None:
-        """Copy the state off the device, then write it in the background."""
+        """Copy the state off the device, then write it in the background.
+
+        Nothing is compiled here: a signal may have come while XLA is busy with other functions.
+        """
         self.wait()
-        arrays = named_arrays(self._state(*state.fetch(self._rest(state.replay, at.metrics))))
         now = collector.rows(at.agent_step)
+        pending = self.program.rows(state, now, now + 1)["obs"]
+        rest = self._rest(state.replay, at.metrics, pending)
+        arrays = named_arrays(self._state(*state.fetch(rest)))
         start = np.maximum(self.saved, now - self.capacity)
-        rows = self._fetch(state.replay, start, now) if (now > start).any() else {}
+        rows = {}
+        if (now > start).any():
+            found = self.program.rows(state, start, now)
+            rows = found | {"start": start, "count": now - start}
         name = f"{at.agent_step:010d}.safetensors"
         useless = [n for n, end in self.ends.items() if (end <= now - self.capacity).all()]
         host = {
@@ -102,34 +107,23 @@ class Keeper:
                 f"the checkpoint could not be written ({error}); the one before it is intact"
             ) from error
 
-    def _rest(self, store: replay.Replay, metrics: jax.Array | None) -> dict[str, Any]:
-        """What each checkpoint saves besides learner, memory and the new replay rows."""
+    def _rest(self, store: replay.Replay, metrics: Any, pending: Any) -> dict[str, Any]:
+        """What each checkpoint saves besides learner, memory and the new replay rows; `pending` are
+        the observations [L, O] to act on next."""
         lanes = len(self.program.setups)
         return {
             "tree": store.tree,
             "cursor": store.cursor,
             "length": store.length,
             "stored": store.stored,
-            "pending": store.obs[jnp.arange(lanes), store.cursor],
-            "metrics": jnp.zeros((lanes, len(self._names))) if metrics is None else metrics,
+            "pending": pending,
+            "metrics": np.zeros((lanes, len(self._names)), "f4") if metrics is None else metrics,
         }
 
     def _state(self, learner: Any, memory: Any, rest: dict[str, Any]) -> dict[str, Any]:
         """The state in every checkpoint, by the names it has there; without replay rows."""
         metrics = {name: rest["metrics"][:, i] for i, name in enumerate(self._names)}
         return rest | {"learner": learner, "memory": memory, "metrics": metrics}
-
-    def _fetch(self, store: replay.Replay, start: np.ndarray, stop: np.ndarray) -> dict[str, Any]:
-        """Rows start..stop of every lane, one lane after the other."""
-        count = stop - start
-        width = -(-int(count.max()) // BLOCK) * BLOCK
-        slots = jnp.asarray((start[:, None] + np.arange(width)) % self.capacity)
-        found = jax.device_get(take_rows({name: getattr(store, name) for name in ROWS}, slots))
-        rows = {
-            name: np.concatenate([x[lane, :n] for lane, n in enumerate(count)])
-            for name, x in found.items()
-        }
-        return rows | {"start": start, "count": count}
 
     def load(self, collector: Collector) -> tuple[RunState, Progress, list[str]] | None:
         """The newest intact checkpoint and notes for the user; restores the simulators too."""
@@ -173,9 +167,13 @@ class Keeper:
     def _like(self) -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
         """Shapes and types of `_state`, and of the replay arrays, whose rows are saved apart."""
         shapes = self.program.shapes(self.capacity)
-        rest = jax.eval_shape(lambda store: self._rest(store, None), shapes.replay)
+        obs = shapes.replay.obs
+        pending = jax.ShapeDtypeStruct((obs.shape[0], obs.shape[2]), obs.dtype)
+        rest = jax.eval_shape(
+            lambda *parts: self._rest(parts[0], None, parts[1]), shapes.replay, pending
+        )
         tree = jax.eval_shape(self._state, shapes.learner, shapes.memory, rest)
-        return tree, {name: getattr(shapes.replay, name) for name in ROWS}
+        return tree, {name: getattr(shapes.replay, name) for name in replay.STEPS}
 
     def _extend(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The arrays of a larger replay, if the run was made longer after they were saved."""
@@ -253,7 +251,7 @@ class Keeper:
         for lane, (start, count) in enumerate(zip(rows["start"], rows["count"], strict=True)):
             dropped = np.arange(start, end[lane]) % self.capacity
             slots = (start + np.arange(count)) % self.capacity
-            for name in ROWS:
+            for name in replay.STEPS:
                 store[name][lane, dropped] = 0
                 store[name][lane, slots] = rows[name][begin : begin + count]
             begin += count
@@ -298,12 +296,6 @@ def numbers_fit(program: Program, numbers: Any, lengths: np.ndarray) -> bool:
         and (values is None or all(type(x) is float and math.isfinite(x) for x in values))
         for (steps, values), length in zip(numbers, lengths, strict=False)
     )
-
-
-@jax.jit
-def take_rows(arrays: dict[str, jax.Array], slots: jax.Array) -> dict[str, jax.Array]:
-    """Rows [L, n] of every array [L, C, ...]."""
-    return {name: jax.vmap(lambda x, i: x[i])(x, slots) for name, x in arrays.items()}
 
 
 @contextmanager

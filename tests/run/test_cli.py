@@ -428,4 +428,4 @@ def test_the_options_of_a_preset_go_together(preset, monkeypatch):
     run = plan_run(["probe/point", "--preset", preset, *SMALL])
     for thread in Program(run.agent, run.setups).compile_ahead(100):
         thread.join()
-    assert len(traced) == 9 and not failed
+    assert len(traced) == 10 and not failed

@@ -2,7 +2,10 @@
 
 import os
 import signal
+import threading
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -14,6 +17,7 @@ from ace.run.evaluate import Evaluator
 from ace.run.loop import Loop, Stopped, train
 from ace.run.pace import Pace
 from ace.run.record import read_csv
+from ace.run.resume import Keeper
 from ace.run.signals import Signals
 from ace.settings.config import ConfigError
 from tests.run.helpers import PAIR, QUICK, csv_rows, pair, same, same_rows, small_run
@@ -142,6 +146,36 @@ def test_a_signal_is_heard_while_functions_are_compiled(whole, tmp_path, monkeyp
             pair(folder)
     assert stopped.value.compiling and said == ["compiling update"]
     same(pair(folder), whole[0])
+
+
+def test_a_save_compiles_nothing(tmp_path, monkeypatch):
+    """XLA may be busy with the update when a signal asks for it."""
+    save, step, saved = Keeper.save, Loop.step, []
+
+    def heard(event: str, duration_secs: float, **_: Any) -> None:
+        assert "/compile/" not in event or threading.current_thread() != threading.main_thread()
+
+    def watched(self, *args) -> None:
+        jax.clear_caches()  # what earlier tests have compiled
+        jax.monitoring.register_event_duration_secs_listener(heard)
+        try:
+            save(self, *args)
+        finally:
+            jax.monitoring.unregister_event_duration_listener(heard)
+        saved.append(self.program._rows.ready)
+
+    def stepped(self) -> None:
+        if self.agent_step == 0:
+            for thread in self.compiling:
+                thread.join()
+        if self.agent_step in (20, 50):
+            self.save()
+        step(self)
+
+    monkeypatch.setattr(Keeper, "save", watched)
+    monkeypatch.setattr(Loop, "step", stepped)
+    pair(tmp_path / "run")
+    assert len(saved) > 2 and all(saved)
 
 
 def test_a_closed_terminal_asks_for_a_save_however_often_it_is_said():
