@@ -298,8 +298,8 @@ def read_suite(folder: Path, notes: list[str] | None = None) -> list[Method]:
     if notes is not None:
         notes += lost_seeds(folder, programs)
     methods: dict[str, Method] = {}
-    for path in sorted(folder.glob("*/**/*.csv")):
-        agent, task = task_of(folder, path)
+    paths = {task_of(folder, path): path for path in folder.glob("*/**/*.csv")}
+    for (agent, task), path in sorted(paths.items()):
         method = methods.setdefault(agent, Method(folder.name, agent, {}))
         method.tasks[task] = {
             seed: _series(steps, makers.get((agent, task, seed)))

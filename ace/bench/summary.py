@@ -122,8 +122,9 @@ def _tell_scales(tasks: Sequence[Task], notes: list[str]) -> None:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 4} more tasks" if len(names) > 4 else ""
-    return ", ".join(names[:4]) + more
+    if len(names) <= 5:
+        return ", ".join(names)
+    return f"{', '.join(names[:4])} and {len(names) - 4} more tasks"
 
 
 def _scores(entry: Entry, tasks: Sequence[Task]) -> dict[str, Score]:
@@ -141,10 +142,11 @@ def _scores(entry: Entry, tasks: Sequence[Task]) -> dict[str, Score]:
 def _tell(table: Table, notes: list[str]) -> None:
     """Say of our methods which seeds are missing and where evaluations are too few or differ."""
     for entry in table.entries:
+        elsewhere, few = [], []
         for name in entry.tasks if entry.kind == "ours" else ():
             score = table.scores[entry.name].get(name)
             if learned := trained_elsewhere(entry, name):
-                notes.append(f"{entry.name}: {name} was trained on {', '.join(sorted(learned))}")
+                elsewhere.append(f"{name} was trained on {', '.join(sorted(learned))}")
             if score is None:
                 notes.append(
                     f"{entry.name}: no seed of {name} was evaluated at the chosen env step"
@@ -158,7 +160,13 @@ def _tell(table: Table, notes: list[str]) -> None:
                     f"{score.env_step:,} of seed {seeds}"
                 )
             if not np.isfinite(score.last3).all():
-                notes.append(f"{entry.name}: {name} has seeds with fewer than {LAST} evaluations")
+                few.append(name)
+        if elsewhere:
+            notes.append(f"{entry.name}: {'; '.join(elsewhere)}")
+        if few:
+            notes.append(
+                f"{entry.name}: seeds with fewer than {LAST} evaluations on {_listed(few)}"
+            )
     ours = [entry.name for entry in table.entries if entry.kind == "ours"]
     differ = []
     for task in table.tasks:

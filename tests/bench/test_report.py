@@ -166,6 +166,17 @@ def test_the_report_says_what_the_oracle_was_trained_on(tmp_path: Path) -> None:
     assert told == ["oracle: adroit/pen was trained on adroit/pen-dense"]
 
 
+def test_one_note_for_all_tasks_with_few_evaluations(tmp_path: Path) -> None:
+    """Tasks stand in the order of their names, not of their files'."""
+    tasks = [f"metaworld/{name}" for name in ("push", "push-wall", "basketball", "hammer", "x", "y")]
+    lanes = [{"agent": "one", "task": task, "seed": 0} for task in tasks]
+    rows = {0: {10: make_row(1.0, success=0.0)}}
+    add_program(tmp_path / "s", {"id": "p", "lanes": lanes}, {("one", t): rows for t in tasks})
+    told = [note for note in numbers(tmp_path / "s")["notes"] if "fewer than" in note]
+    first = "metaworld/basketball, metaworld/hammer, metaworld/push, metaworld/push-wall"
+    assert told == [f"one: seeds with fewer than 3 evaluations on {first} and 2 more tasks"]
+
+
 def test_public_results_and_the_paper_stand_beside_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
