@@ -411,4 +411,5 @@ def prepare_jax() -> None:
     prepare_environment()
     from ace.engine import prepare
 
+    prepare.keep_memory()
     prepare.load_jax()

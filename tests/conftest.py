@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ace.engine import prepare
+
 CACHE = "ACE_TEST_CACHE"
 if CACHE not in os.environ:  # test processes inherit it
     os.environ[CACHE] = tempfile.mkdtemp(prefix="ace-tests-")
@@ -23,6 +25,7 @@ os.environ["XLA_FLAGS"] = (
     "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
     "--xla_cpu_parallel_codegen_split_count=1"
 )
+prepare.keep_memory()  # as the command does
 # Tracing makes many objects that live on: looking through all of them often takes time.
 gc.set_threshold(100_000, 50, 100)
 

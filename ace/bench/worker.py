@@ -44,6 +44,7 @@ def work(folder: Path, save_minutes: float, device: str | None = None) -> int:
     """Train the job's lanes to their end and write what they were trained with."""
     from ace.engine import prepare
 
+    prepare.keep_memory()
     prepare.load_jax()
     if device:
         check_device(device)

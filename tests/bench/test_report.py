@@ -168,7 +168,8 @@ def test_the_report_says_what_the_oracle_was_trained_on(tmp_path: Path) -> None:
 
 def test_one_note_for_all_tasks_with_few_evaluations(tmp_path: Path) -> None:
     """Tasks stand in the order of their names, not of their files'."""
-    tasks = [f"metaworld/{name}" for name in ("push", "push-wall", "basketball", "hammer", "x", "y")]
+    names = ("push", "push-wall", "basketball", "hammer", "x", "y")
+    tasks = [f"metaworld/{name}" for name in names]
     lanes = [{"agent": "one", "task": task, "seed": 0} for task in tasks]
     rows = {0: {10: make_row(1.0, success=0.0)}}
     add_program(tmp_path / "s", {"id": "p", "lanes": lanes}, {("one", t): rows for t in tasks})
