@@ -22,8 +22,8 @@ def keep_memory() -> None:
     process of our own before JAX is imported.
 
     On a CPU a compiled update allocates tens of megabytes of working memory. glibc maps blocks of
-    that size anew in every call, and the system clears each of their pages: a sixth of a step's time
-    with four lanes. Where there is a GPU, working memory lies there.
+    that size anew in every call, and the system clears each of their pages: with four lanes, a
+    sixth of a step's time. Where there is a GPU, working memory lies there.
     """
     if any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd"))):
         return
