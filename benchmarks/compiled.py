@@ -20,6 +20,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
+from ace.agents import AGENTS
 from ace.engine import compile, fused, kernels
 from ace.engine.lanes import LaneSetup
 from ace.engine.program import Program
@@ -96,7 +97,10 @@ def main() -> None:
     place = SingleDeviceSharding(card.devices[0])
     spec = get_spec(args.task)
     sizes = (spec.obs_size, spec.action_size)
-    config = replace(resolve("default", args.task, spec), {"precision": "bf16"})
+    config = replace(
+        resolve("default", args.task, spec, AGENTS["ace"].defaults_of(args.task)),
+        {"precision": "bf16"},
+    )
     setups = [LaneSetup(args.task, i, config, sizes) for i in range(args.lanes)]
     Program.table = property(lambda self: fused.TABLE)  # type: ignore[assignment]
     program = Program("ace", setups)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import jax
 
 from ace import replay
+from ace.agents import AGENTS
 from ace.engine.lanes import LaneSetup
 from ace.engine.program import Program
 from ace.envs import get_spec
@@ -52,7 +53,9 @@ def main() -> None:
     groups: dict[object, list[LaneSetup]] = defaultdict(list)
     for task in args.tasks:
         spec = get_spec(task)
-        config = replace(resolve("default", task, spec), {"precision": "f32"})
+        config = replace(
+            resolve("default", task, spec, AGENTS["ace"].defaults_of(task)), {"precision": "f32"}
+        )
         setup = LaneSetup(task, 0, config, (spec.obs_size, spec.action_size))
         groups[jax.tree.structure(config)].append(setup)
     print("| task | repeat | sizes | program | GFLOP alone | padded | replay MiB alone | padded |")

@@ -38,5 +38,6 @@ register(
         plan=plan,
         proposals=lambda config: 0,
         calls=lambda config: [config.plan.population],
+        reads=("plan.population",),  # a run that changes another setting of plans is refused
     ),
 )

@@ -4,17 +4,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ace import replay
+from ace.agents import planning
 from ace.agents.contract import Agent
 from ace.method import learner, losses, model, score
 from ace.method.model import cast
 from ace.method.types import Batch, Lane, LearnerState, Metrics, Params
-from ace.planners import PLANNERS, Context, Planner
+from ace.planners import Context
 from ace.settings import keys
 from ace.settings.config import Config
-from ace.settings.presets import REPAIRS
+from ace.settings.presets import REPAIRS, task_settings
 
 
 class Memory(NamedTuple):
@@ -25,15 +25,10 @@ class Memory(NamedTuple):
     belief: jax.Array  # [D]
 
 
-def planner_of(config: Config) -> Planner:
-    """The planner that the settings name."""
-    return PLANNERS[config.plan.planner]
-
-
 def memory(config: Config, action_size: int) -> Memory:
     """Memory before the first step; its content is never read at the first step of an episode."""
     return Memory(
-        plan=planner_of(config).init(config, action_size),
+        plan=planning.planner_of(config).init(config, action_size),
         horizon=jnp.zeros((), jnp.int32),
         belief=jnp.zeros(config.net.belief),
     )
@@ -50,31 +45,21 @@ def act(
     train: bool,
 ) -> tuple[jax.Array, Memory]:
     """Plan one action from an observation [O]; the horizon is fixed when an episode begins."""
-    config, planner = lane.config, planner_of(lane.config)
+    config = lane.config
     params = cast(config, acting["params"])
     norms = model.planning_norms(config, params, acting["stats"])
     noise_key, plan_key = jax.random.split(key)
-    horizon = jnp.where(first, working_horizon(config, agent_step), memory.horizon)
+    horizon = jnp.where(first, planning.working_horizon(config, agent_step), memory.horizon)
     z = model.encode(params, model.normalise(config, acting["stats"], obs))
     b = None  # zero
     if config.parity.carry_belief:
         b = jnp.where(first, 0.0, memory.belief).astype(z.dtype)
-    # One draw for all noise of the policy in this plan.
-    calls = list(planner.calls(config))
-    counts = [config.plan.horizon * planner.proposals(config), *calls]
-    eps = model.action_normal(noise_key, (sum(counts),), lane.action_mask)
-    eps, *end_eps = jnp.split(eps, np.cumsum(counts)[:-1])
-    eps = eps.reshape(config.plan.horizon, -1, lane.action_mask.shape[0])
-    proposals, known = score.propose(config, params, norms, z, b, horizon, eps)
+    noise = planning.draw(config, lane.action_mask, noise_key)
+    proposals, known = score.propose(config, params, norms, z, b, horizon, noise.proposals)
 
     def rate(actions: jax.Array, proposed: slice, call: int) -> jax.Array:
         """The value of every sequence. The proposals were rolled out when they were made; only the
         policy's noise at their end is new."""
-        if actions.shape[1:2] != tuple(calls[call : call + 1]):
-            raise ValueError(
-                f"the planner {config.plan.planner!r} rates {actions.shape[1]} sequences in call "
-                f"{call}, but its `calls` says {calls}"
-            )
         first, count = proposed.start, proposed.stop - proposed.start
         ends = jax.tree.map(lambda x: x[:count], known)
         if count < actions.shape[1]:
@@ -83,24 +68,17 @@ def act(
             ends = jax.tree.map(
                 lambda x, k: jnp.concatenate([x[:first], k, x[first:]]), found, ends
             )
-        return score.value(config, params, ends, horizon, end_eps[call])
+        return score.value(config, params, ends, horizon, noise.ends[call])
 
     def policy() -> jax.Array:
         return model.policy(params, z)
 
     context = Context(first, horizon, agent_step, lane.action_mask, lane.constants, policy)
-    action, plan = planner.plan(config, rate, proposals, memory.plan, context, plan_key, train)
+    action, plan = planning.search(lane, rate, proposals, memory.plan, context, plan_key, train)
     belief = memory.belief
     if config.parity.carry_belief:
         belief = model.believe(params, z, action, b).astype(jnp.float32)
     return action, Memory(plan, horizon, belief)
-
-
-def working_horizon(config: Config, agent_step: jax.Array) -> jax.Array:
-    """Steps of a plan that count; they grow along the ramp up to H."""
-    p = config.plan
-    h = p.horizon_ramp.at(p.horizon, agent_step, config.seed_steps)
-    return jnp.floor(h + 1e-4).astype(jnp.int32)  # rounding may leave the ramp's end just below H
 
 
 def act_policy(lane: Lane, acting: Params, obs: jax.Array) -> jax.Array:
@@ -203,8 +181,17 @@ AGENT = Agent(
     memory=memory,
     segment=lambda config: config.plan.horizon,
     acting_part=lambda state: {"params": state.params, "stats": state.stats},
-    constants=lambda config: planner_of(config).constants(config),
+    constants=planning.constants,
     footprint=footprint,
-    sections=("net", "plan", "learn", "replay", "parity", "repair"),
+    sections=(
+        *("net", "learn", "replay", "repair", *planning.READS, "plan.running_reward"),
+        *(f"parity.{name}" for name in ("reward_input", "model_time_decay", "carry_belief")),
+        *(f"parity.{name}" for name in ("importance", "policy_delay", "bc_weight")),
+        "parity.novelty_updates_stats",
+    ),
     defaults=REPAIRS,
+    task_defaults=task_settings,
+    presets=("paper", "released"),
+    added=r"\bstats\.(obs|steps)\."
+    r"|^metrics\.(saturated|capped|clipped|policy_clipped|latent_gap)$",
 )

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 
 from ace.method.types import Lane, Metrics
+from ace.planners import PLANNERS
 from ace.replay import Replay
 from ace.settings import names
 from ace.settings.config import Config
@@ -66,8 +67,8 @@ class Agent:
     act_policy: Callable[[Lane, Acting, jax.Array], jax.Array] | None = None
     """(lane, acting, obs [..., O]): actions of the policy alone, without noise or planning."""
     value: Callable[[Lane, Acting, jax.Array, jax.Array], jax.Array] | None = None
-    """(lane, acting, obs [..., O], action [..., A]): the discounted return that the critics expect;
-    an evaluation compares it with what its episodes return."""
+    """(lane, acting, obs [..., O], action [..., A]): the return that the critics expect, discounted
+    by `learn.discount`; an evaluation compares it with what its episodes return."""
     prediction_error: Callable[[Lane, Acting, jax.Array, jax.Array], jax.Array] | None = None
     """(lane, acting, obs [N, H+1, O], action [N, H, A]): how far the model's predictions are from
     what was observed, summed over the H steps of a `segment` and averaged over N: a number."""
@@ -76,7 +77,8 @@ class Agent:
     memory: Callable[[Config, int], Memory] = _nothing
     """(config, action size): the memory before an episode."""
     check: Callable[[Config], None] = _nothing
-    """Raises a ConfigError for settings that cannot work, before a run writes anything."""
+    """Raises a ConfigError for settings that cannot work, before a run writes anything. The
+    planner's own `check` is called too."""
     segment: Callable[[Config], int] = _one
     """Steps of the segments that are drawn from the replay."""
     acting_part: Callable[[State], Acting] = _everything
@@ -90,18 +92,33 @@ class Agent:
     """A settings class of its own: `config.own`, flags `--NAME.field`."""
     sections: tuple[str, ...] = ()
     """Which of the common settings it reads: whole sections ("net") or single ones ("learn.batch").
-    A run that changes another one is refused."""
+    A run that changes another one is refused. With "plan.planner" among them, those that the
+    planner reads join them."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Common settings that have another default for this agent: {"learn.batch": 256}."""
     task_defaults: Callable[[str], Mapping[str, Any]] = lambda task: {}
     """(task): the same for one task, which come after `defaults`: {"action_repeat": 8}. They may
     set fields of its own section too: {"own.n_step": 1}."""
+    presets: tuple[str, ...] = ()
+    """Presets that are about this agent, besides those for all (`settings.presets.COMMON`)."""
+    added: str = ""
+    """A pattern of the names of arrays and metrics that older checkpoints lack and for which zeros
+    do; "" if there are none."""
     variant_of: str = ""
     """The agent whose functions these are, with other settings: a suite may train both in one
     program."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Common settings that make it a variant. Unlike `defaults` they win over task and preset; the
     user's win over them."""
+
+    @property
+    def plans(self) -> bool:
+        """Whether it acts with the planner that `plan.planner` names."""
+        return not {"plan", "plan.planner"}.isdisjoint(self.sections)
+
+    def reads(self, planner: str) -> tuple[str, ...]:
+        """The common settings that it reads, with those of a planner if it uses one."""
+        return (*self.sections, *(PLANNERS[planner].reads if self.plans else ()))
 
     def defaults_of(self, task: str) -> Mapping[str, Any]:
         """All defaults of the agent for a task."""

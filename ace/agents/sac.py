@@ -19,8 +19,9 @@ import numpy as np
 
 from ace import replay
 from ace.agents.contract import OFF_POLICY, Agent, Sizes
+from ace.agents.rare import only_if
 from ace.method import nets
-from ace.method.learner import adam_init, only_if, optimise, where_tree
+from ace.method.learner import adam_init, optimise, where_tree
 from ace.method.model import action_normal, smallest
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.settings import keys

@@ -205,7 +205,7 @@ def learn(
     finite = jnp.isfinite(norm) & jnp.isfinite(value_norm) & jnp.isfinite(policy_norm)
     state = TcrlState(
         params=new_params,
-        target=move_target(rates, before, new_params, moved),  # type: ignore[arg-type]
+        target=move_target(rates, before.update_step, before.target, new_params, moved),
         opt=(model_opt, value_opt, policy_opt),
         update_step=before.update_step + active,
         skipped=before.skipped + (active & ~finite),

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ace import replay
-from ace.agents import told
-from ace.agents.ace import planner_of, working_horizon
+from ace.agents import planning, told
 from ace.agents.contract import OFF_POLICY, Agent, Sizes
 from ace.agents.told import cast
 from ace.method import losses, nets, targets
@@ -58,7 +57,7 @@ def pad(config: Config, state: TdmpcState, sizes: Sizes) -> TdmpcState:
 
 def memory(config: Config, action_size: int) -> Memory:
     """Memory before the first step; its content is never read at the first step of an episode."""
-    return Memory(planner_of(config).init(config, action_size), jnp.zeros((), jnp.int32))
+    return Memory(planning.planner_of(config).init(config, action_size), jnp.zeros((), jnp.int32))
 
 
 def act(
@@ -72,27 +71,24 @@ def act(
     train: bool,
 ) -> tuple[jax.Array, Memory]:
     """Plan one action from an observation [O]; the horizon is fixed when an episode begins."""
-    config, planner = lane.config, planner_of(lane.config)
+    config = lane.config
     params = cast(config, acting)
     noise_key, plan_key = jax.random.split(key)
-    horizon = jnp.where(first, working_horizon(config, agent_step), memory.horizon)
+    horizon = jnp.where(first, planning.working_horizon(config, agent_step), memory.horizon)
     z = told.encode(params, obs)
-    # All noise of the policy in one draw: many small ones cost more to launch.
-    counts = [config.plan.horizon * planner.proposals(config), *planner.calls(config)]
-    eps = action_normal(noise_key, (sum(counts),), lane.action_mask)
-    eps, *end_eps = jnp.split(eps, np.cumsum(counts)[:-1])
-    proposals = eps.reshape(config.plan.horizon, -1, eps.shape[-1])
+    noise = planning.draw(config, lane.action_mask, noise_key)
+    proposals = noise.proposals
     if proposals.size:
         proposals = told.imagine_policy(params, config.learn, z, proposals)
 
     def score(actions: jax.Array, proposed: slice, call: int) -> jax.Array:
-        return plan_value(config, params, z, actions, horizon, end_eps[call])
+        return plan_value(config, params, z, actions, horizon, noise.ends[call])
 
     def policy_now() -> jax.Array:
         return policy(params, z)
 
     context = Context(first, horizon, agent_step, lane.action_mask, lane.constants, policy_now)
-    action, plan = planner.plan(config, score, proposals, memory.plan, context, plan_key, train)
+    action, plan = planning.search(lane, score, proposals, memory.plan, context, plan_key, train)
     return action, Memory(plan, horizon)
 
 
@@ -179,7 +175,7 @@ def learn(
     finite = jnp.isfinite(norm) & jnp.isfinite(policy_norm)
     state = TdmpcState(
         params=new,
-        target=move_target(rates, before, new, moved),  # type: ignore[arg-type]
+        target=move_target(rates, before.update_step, before.target, new, moved),
         opt=(model_opt, policy_opt),
         update_step=before.update_step + active,
         skipped=before.skipped + (active & ~finite),
@@ -223,7 +219,7 @@ def model_loss(
     z = told.imagine(params, told.encode(params, batch.obs[0]), batch.action)
     weight = time_weights(config, batch.mask)
     apart = jnp.square(z[1:].astype(jnp.float32) - target_z.astype(jnp.float32))
-    # Divide by the latent's own size: on a GPU it is padded with zeros.
+    # Not a mean: a latent may be padded with zeros (`method.nets.Axes`).
     c = jnp.sum(weight * apart.sum(-1) / config.net.latent, 0)
     r = losses.reward(told.reward(params, z[:-1], batch.action), batch.reward, weight)
     q = told.critics(params, z[:-1], batch.action)
@@ -333,18 +329,17 @@ AGENT = Agent(
     memory=memory,
     segment=lambda config: config.plan.horizon,
     acting_part=lambda state: state.params,
-    constants=lambda config: planner_of(config).constants(config),
+    constants=planning.constants,
     footprint=footprint,
     sections=(
         *(f"net.{name}" for name in ("latent", "mlp", "encoder")),
-        "plan",
+        *planning.READS,
         *OFF_POLICY,
         *(f"learn.{name}" for name in ("td_lambda", "time_decay", "loss_clip")),
         *(f"learn.{name}_weight" for name in ("similarity", "reward", "value")),
         *(f"learn.{name}" for name in ("smoothing_std", "smoothing_clip")),
         *(f"learn.{name}" for name in ("target_momentum", "target_period")),
         "replay",
-        "parity.clip_action",
     ),
     defaults={  # of the public runs, where they differ from ACE's
         "precision": "f32",

@@ -84,7 +84,7 @@ def make_config(suite_agent: str, job: Job, task: str) -> Any:
     request.check_columns(spec, agent.metrics)
     values = {"env_steps": job.env_steps} | dict(job.settings[suite_agent])
     config = request.with_settings(default, values, job.agent)
-    request.check_read(job.agent, agent.sections, request.changes(default, config))
+    request.check_read(job.agent, config, request.changes(default, config))
     request.check_config(job.agent, config)
     return config
 
@@ -93,12 +93,17 @@ def entry_agent(entry: Entry) -> tuple[str, dict[str, Any]]:
     """The registered agent of one of a suite's agents, and its settings: those of the variant that
     it is, then the suite's that it reads, then its own."""
     from ace.agents import AGENTS
+    from ace.planners import PLANNERS
+    from ace.settings.config import PlanConfig
 
     words = entry.name.split("-")
     parts = ["-".join(words[:count]) for count in range(len(words), 0, -1)]
     name = entry.agent or next((part for part in parts if part in AGENTS), words[0])
     agent = request.find_agent(name)
-    sections = (*(f"{section}." for section in agent.sections), request.section_of(name))
+    chosen = {"plan.planner": PlanConfig.planner, **agent.defaults, **agent.overrides}
+    planner = {**chosen, **entry.shared, **entry.settings}["plan.planner"]
+    request.known("planner", planner, PLANNERS)
+    sections = (*(f"{section}." for section in agent.reads(planner)), request.section_of(name))
 
     def read(setting: str) -> bool:
         return "." not in setting or f"{setting}.".startswith(sections)

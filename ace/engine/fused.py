@@ -19,7 +19,7 @@ import optax
 
 from ace.engine import kernels
 from ace.method import learner, model, nets, noise, score
-from ace.method.types import LearnerState, Params
+from ace.method.types import Params
 from ace.settings.config import Config, LearnConfig
 
 ROUND = 16  # matrix dimensions are padded to multiples of this
@@ -398,15 +398,13 @@ def spread_small(gathered: list[Any], like: Any) -> Any:
 
 
 def move_target(
-    learn: LearnConfig, state: LearnerState, params: Params, moved: jax.Array
+    learn: LearnConfig, update_step: jax.Array, target: Params, params: Params, moved: jax.Array
 ) -> Params:
     """The moving average of all small leaves as one vector."""
-    old = gather_small(state.target)
-    new = {name: params[name] for name in state.target}
-    flat = learner.move_target.plain(
-        learn, state._replace(target={"all": old}), {"all": gather_small(new)}, moved
-    )
-    return spread_small(flat["all"], state.target)
+    old = {"all": gather_small(target)}
+    new = {"all": gather_small({name: params[name] for name in target})}
+    flat = learner.move_target.plain(learn, update_step, old, new, moved)
+    return spread_small(flat["all"], target)
 
 
 TABLE: dict[str, Callable] = {

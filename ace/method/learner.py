@@ -1,7 +1,6 @@
 """One gradient step of one lane (Algorithm 2): latents, novelty, targets, the model's and critics'
 step, the policy's step, the target network."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -97,7 +96,7 @@ def update(
     )
     params, target = cast(config, state.params), cast(config, state.target)
 
-    # The first target latent is not used; encoding it keeps both products of one shape.
+    # Both encoders see the whole segment; the target's first latent is not needed.
     latents = Latents(model.encode(params, batch.obs), model.encode(target, batch.obs)[1:])
     novelty, found, novelty_stats = novelty_of(config, params, state, latents, batch)
     weight = learn.novelty_ramp.at(learn.novelty_weight, agent_step, config.seed_steps)
@@ -134,7 +133,7 @@ def update(
     new_state = LearnerState(
         new_params,
         stats,
-        move_target(learn, state, new_params, moved),
+        move_target(learn, state.update_step, state.target, new_params, moved),
         (model_opt, policy_opt),
         moments,
         state.update_step + active,
@@ -309,26 +308,15 @@ def optimise(
 
 @replaceable
 def move_target(
-    learn: LearnConfig, state: LearnerState, params: Params, moved: jax.Array
+    learn: LearnConfig, update_step: jax.Array, target: Params, params: Params, moved: jax.Array
 ) -> Params:
     """Exponential moving average of encoder and critics, every `target_period` updates (3.6)."""
-    turn = moved & (state.update_step % learn.target_period == 0)
+    turn = moved & (update_step % learn.target_period == 0)
     keep = jnp.where(turn, learn.target_momentum, 1.0)
-    new = {name: params[name] for name in state.target}
-    return jax.tree.map(lambda t, p: keep * t + (1 - keep) * p, state.target, new)
+    new = {name: params[name] for name in target}
+    return jax.tree.map(lambda t, p: keep * t + (1 - keep) * p, target, new)
 
 
 def where_tree(pick: jax.Array, new: Any, old: Any) -> Any:
     """The new tree where `pick` is true, else the old one."""
     return jax.tree.map(lambda a, b: jnp.where(pick, a, b), new, old)
-
-
-def only_if(turn: jax.Array, change: Callable[[Any], Any], tree: Any) -> Any:
-    """`change(tree)` where it is a lane's turn, else the tree, at the cost of the change only in
-    updates where it is some lane's turn: a `cond` under `vmap` always computes both sides, a loop
-    ends when no lane goes on."""
-
-    def go(carry: tuple) -> tuple:
-        return jnp.zeros_like(turn), change(carry[1])
-
-    return jax.lax.while_loop(lambda carry: carry[0], go, (turn, tree))[1]

@@ -1,7 +1,6 @@
 """The cross-entropy method as in TD-MPC (2.4): start wide, sample the same number of sequences in
 every iteration, add the policy's proposals, keep the elites, refit. Unlike iCEM it reuses no
-elites and never evaluates the mean itself, so it does not read `plan.variant`, `plan.init_std`,
-`plan.population_decay` and `plan.elite_reuse`."""
+elites and never evaluates the mean itself."""
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +8,8 @@ import jax.numpy as jnp
 from ace.method.noise import noise_maps
 from ace.planners.contract import Context, Planner, Score
 from ace.planners.sequences import (
+    READS,
+    check_elites,
     draw_noise,
     elite_weights,
     execute,
@@ -71,4 +72,6 @@ PLANNER = Planner(
         [config.plan.population + proposal_count(config.plan)] * config.plan.iterations
     ),
     constants=lambda config: noise_maps(config.plan.horizon, config.plan.noise_beta),
+    reads=READS,
+    check=check_elites,
 )

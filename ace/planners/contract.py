@@ -44,6 +44,11 @@ class Planner(NamedTuple):
     """N of every call of the score in one plan, in order."""
     constants: Callable[[Config], Any] = lambda config: ()
     """Arrays that depend only on the settings of a lane, made once on the host."""
+    reads: tuple[str, ...] = ("plan",)
+    """Settings that it reads: sections or single ones ("plan.population"). A run that changes
+    another one of its agent's plans is refused."""
+    check: Callable[[Config], None] = lambda config: None
+    """Raises a ConfigError for settings that cannot work, before a run writes anything."""
 
 
 PLANNERS: dict[str, Planner] = {}

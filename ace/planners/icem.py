@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from ace.method.noise import noise_maps
 from ace.planners.contract import Context, Planner, Score
 from ace.planners.sequences import (
+    READS,
+    check_elites,
     draw_noise,
     elite_weights,
     execute,
@@ -17,7 +19,7 @@ from ace.planners.sequences import (
     select_elites,
     shift,
 )
-from ace.settings.config import Config, PlanConfig
+from ace.settings.config import Config, ConfigError, PlanConfig
 
 
 class PlanMemory(NamedTuple):
@@ -113,10 +115,24 @@ def plan(
     return action * x.mask, PlanMemory(mean, elites)
 
 
+def check(config: Config) -> None:
+    """Refuse settings that leave too few sequences."""
+    check_elites(config)
+    decay = config.plan.population_decay
+    if decay < 1:
+        raise ConfigError(f"plan.population_decay is {decay}; it must be at least 1")
+
+
 PLANNER = Planner(
     init=init,
     plan=plan,
     proposals=lambda config: max(proposal_counts(config.plan)),
     calls=lambda config: [sum(counts) + reuse_count(config.plan) for counts in sizes(config.plan)],
     constants=lambda config: noise_maps(config.plan.horizon, config.plan.noise_beta),
+    reads=(
+        *READS,
+        *(f"plan.{name}" for name in ("variant", "population_decay", "elite_reuse", "init_std")),
+        *(f"parity.{name}" for name in ("elite_tail", "elites_at_first", "first_std_floor")),
+    ),
+    check=check,
 )

@@ -1,6 +1,5 @@
-"""No search at all: act with the policy, as the paper's Greedy does. While training, clipped
-Gaussian noise joins the action, so that the policy still meets what it would not do (section 10).
-Of the section `plan` it reads `policy_std` alone."""
+"""No search at all: act with the policy, as the paper's Greedy does (section 10). While training,
+clipped Gaussian noise joins the action, so that the policy still meets what it would not do."""
 
 import jax
 import jax.numpy as jnp
@@ -37,4 +36,5 @@ PLANNER = Planner(
     plan=plan,
     proposals=lambda config: 0,
     calls=lambda config: (),
+    reads=("plan.policy_std", "learn.smoothing_clip"),
 )

@@ -7,7 +7,26 @@ import numpy as np
 
 from ace.method.noise import normal
 from ace.planners.contract import Context
-from ace.settings.config import Config
+from ace.settings.config import Config, ConfigError
+
+READS = (
+    *(f"plan.{name}" for name in ("iterations", "population", "elites", "temperature", "momentum")),
+    *(f"plan.{name}" for name in ("policy_fraction", "policy_ramp", "noise_beta", "mean_tail")),
+    *(f"plan.{name}" for name in ("min_std", "max_std", "std_ramp")),
+    *(f"plan.{name}" for name in ("select", "select_eval", "act_noise")),
+    "parity.clip_action",
+)
+"""Settings that all of them read, for `Planner.reads`."""
+
+
+def check_elites(config: Config) -> None:
+    """Refuse more elites than sequences."""
+    p = config.plan
+    if p.population < p.elites:
+        raise ConfigError(
+            f"plan.population ({p.population}) is smaller than plan.elites ({p.elites}); "
+            "raise the population or lower the elites"
+        )
 
 
 def shift(sequence: jax.Array, horizon: jax.Array, tail: str = "repeat") -> jax.Array:

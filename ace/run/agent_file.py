@@ -28,7 +28,7 @@ def load_agents(folder: Path, program: Program) -> tuple[Any, int]:
     like = {"acting": program.acting_shapes(), "agent_step": np.int32(0)}
     wanted = _flat(checkpoint.named_arrays(like))
     arrays = checkpoint.read_arrays(path, checkpoint.nbytes_of(like))
-    arrays = checkpoint.with_added(arrays, wanted)
+    arrays = checkpoint.with_added(arrays, wanted, program.agent.added)
     found = checkpoint.fit(arrays, like, path, list(wanted))
     return found["acting"], int(found["agent_step"])
 

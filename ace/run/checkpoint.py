@@ -25,9 +25,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 FORMAT = 3
-ADDED = re.compile(  # names of arrays that came with format 3
-    r"\bstats\.(obs|steps)\.|^metrics\.(saturated|capped|clipped|policy_clipped|latent_gap)$"
-)
 KEEP = 2
 HEADER = 2**20  # bytes that names and shapes may take in a file
 ROW_FILE = re.compile(r"[0-9]{10,}\.safetensors")
@@ -136,10 +133,10 @@ def fit(arrays: Mapping[str, np.ndarray], like: Any, path: Path, names: Sequence
 
 
 class Checkpoints:
-    """The checkpoints of one run."""
+    """The checkpoints of one run; `added` is its agent's (`Agent.added`)."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder / "checkpoints"
+    def __init__(self, folder: Path, added: str = ""):
+        self.folder, self.added = folder / "checkpoints", added
         for path in (self.folder, self.folder / "replay"):
             if path.is_symlink():
                 raise CheckpointError(f"{path} is a link; put the folder itself there")
@@ -248,7 +245,7 @@ class Checkpoints:
         if manifest["format"] == 1:
             arrays, manifest["host"] = from_format_1(arrays, manifest["host"])
         if manifest["format"] < 3:
-            arrays = with_added(arrays, named_arrays(like))
+            arrays = with_added(arrays, named_arrays(like), self.added)
         tree = fit(convert(arrays), like, path)
         files = sorted(manifest["replay"].items())
         most = limit * (nbytes_of(row) + 16)  # each lane has a start and a count beside its rows
@@ -287,14 +284,14 @@ def from_format_1(
 
 
 def with_added(
-    arrays: Mapping[str, np.ndarray], wanted: Mapping[str, Any]
+    arrays: Mapping[str, np.ndarray], wanted: Mapping[str, Any], added: str
 ) -> dict[str, np.ndarray]:
-    """The arrays with those that came with format 3: statistics and metrics that were not kept
-    before. Zeros do, because the settings that read the statistics were off."""
-    added = {name: x for name, x in wanted.items() if ADDED.search(name)}
-    if any(name in arrays for name in added):
+    """The arrays with those that an agent did not keep before format 3, by the pattern of their
+    names. Zeros do, because the settings that read them were off."""
+    new = {name: x for name, x in wanted.items() if added and re.search(added, name)}
+    if any(name in arrays for name in new):
         return dict(arrays)
-    return {**arrays, **{name: np.zeros(x.shape, x.dtype) for name, x in added.items()}}
+    return {**arrays, **{name: np.zeros(x.shape, x.dtype) for name, x in new.items()}}
 
 
 def check_rows(

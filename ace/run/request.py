@@ -161,7 +161,7 @@ def make_lanes(asked: flags.TrainArgs, change: Callable[[Config], Config]) -> La
         found = variations(machine[1], asked.vary, asked.agent)
         for label, varied in found:
             lanes.changed.update(changes(machine[1], varied))
-            check_read(asked.agent, agent.sections, changes(machine[0], varied))
+            check_read(asked.agent, varied, changes(machine[0], varied))
             check_config(asked.agent, varied)
             for seed in asked.seeds:
                 sizes = (spec.obs_size, spec.action_size)
@@ -222,12 +222,19 @@ def check_columns(spec: Any, metrics: Sequence[str]) -> None:
             )
 
 
-def check_read(name: str, sections: Sequence[str], changed: Iterable[str]) -> None:
-    """Refuse a changed setting that the agent never reads."""
+def check_read(name: str, config: Config, changed: Iterable[str]) -> None:
+    """Refuse a changed setting that neither the agent nor its planner ever reads."""
+    from ace.planners import PLANNERS
+
+    agent, planner = find_agent(name), config.plan.planner
+    if agent.plans:
+        known("planner", planner, PLANNERS)
+    sections = (*agent.reads(planner), "own")
     for setting in changed:
-        read = any(setting == s or setting.startswith(f"{s}.") for s in (*sections, "own"))
+        read = any(setting == s or setting.startswith(f"{s}.") for s in sections)
         if "." in setting and not read:
-            raise ConfigError(f"--{setting.replace('_', '-')} does nothing for agent {name}")
+            which = f"agent {name} with planner {planner}" if agent.plans else f"agent {name}"
+            raise ConfigError(f"--{setting.replace('_', '-')} does nothing for {which}")
 
 
 def check_varied(found: Sequence[tuple[str, Config]], agent: str) -> None:
@@ -258,8 +265,9 @@ def check_config(name: str, config: Config) -> None:
         # The message starts with the field: name the agent's section as its flags do.
         raise ConfigError(re.sub(r"^own\.", f"{name}.", str(error))) from None
     agent = find_agent(name)
-    if "plan" in agent.sections:
+    if agent.plans:
         known("planner", config.plan.planner, PLANNERS)
+        PLANNERS[config.plan.planner].check(config)
     agent.check(config)
     segment = agent.segment(config)
     if config.seed_steps < segment:
@@ -276,10 +284,12 @@ def check_config(name: str, config: Config) -> None:
 
 
 def check_preset(preset: str, name: str) -> None:
-    """Refuse a preset of ACE for another agent, which would get a mixture of two papers."""
-    if preset in ("paper", "released") and (find_agent(name).variant_of or name) != "ace":
+    """Refuse a preset about another agent, which would make a mixture of two papers."""
+    from ace.settings.presets import COMMON, PRESETS
+
+    if preset in PRESETS and preset not in (*COMMON, *find_agent(name).presets):
         raise ConfigError(
-            f"preset {preset} is about ACE, not {name}; use default (the agent's own), cpu or debug"
+            f"preset {preset} is not about {name}; use default (the agent's own), cpu or debug"
         )
 
 

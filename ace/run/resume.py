@@ -45,7 +45,7 @@ class Keeper:
     def __init__(self, program: Program, folder: Path, capacity: int):
         self.program, self.capacity = program, capacity
         self._names = program.agent.metrics
-        self.files = Checkpoints(folder)
+        self.files = Checkpoints(folder, program.agent.added)
         self.saved = np.zeros(len(program.setups), int)  # [L] rows of the replay on disk
         self.ends: dict[str, np.ndarray] = {}  # [L] row at which each replay file ends
         self.writer: threading.Thread | None = None

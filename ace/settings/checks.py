@@ -108,11 +108,6 @@ def _check_ranges(c: Config, flat: dict[str, Any]) -> None:
 def _check_together(c: Config) -> None:
     """Check settings that depend on each other."""
     p = c.plan
-    if p.population < p.elites:
-        raise ConfigError(
-            f"plan.population ({p.population}) is smaller than plan.elites ({p.elites}); "
-            "raise the population or lower the elites"
-        )
     if not 1 <= p.horizon_ramp.start <= p.horizon:
         raise ConfigError(
             f"plan.horizon_ramp.start ({p.horizon_ramp.start:g}) must lie between 1 and "
@@ -129,8 +124,6 @@ def _check_together(c: Config) -> None:
             f"learn.updates_per_step is {c.learn.updates_per_step}; it must be at most "
             f"{MOST_UPDATES}: so many updates are made for every agent step"
         )
-    if p.population_decay < 1:
-        raise ConfigError(f"plan.population_decay is {p.population_decay}; it must be at least 1")
     if not p.min_std <= p.max_std:
         raise ConfigError("plan.min_std is larger than plan.max_std; lower it")
     if c.seed_steps * c.action_repeat > c.env_steps:

@@ -107,8 +107,14 @@ def _robot_settings(family: str, name: str) -> Settings:
     return settings
 
 
+def protocol(task: str) -> Settings:
+    """What belongs to a task whichever agent learns it: its steps and evaluations."""
+    of_task = ("action_repeat", "env_steps", "seed_steps", "eval_every")
+    return {name: value for name, value in task_settings(task).items() if name in of_task}
+
+
 def task_settings(task: str) -> Settings:
-    """What the paper sets per task; tasks it does not have get its most common values."""
+    """What the paper sets per task, for ACE; tasks it does not have get its most common values."""
     family, _, name = task.partition("/")
     if family in ("adroit", "metaworld"):
         return _robot_settings(family, name)
@@ -226,6 +232,7 @@ def _debug(task: str, spec: EnvSpec, repeat: int) -> Settings:
     }
 
 
+COMMON = ("default", "cpu", "debug")  # presets for every agent; the others are about one
 PRESETS: dict[str, Callable[[str, EnvSpec, int], Settings]] = {
     "default": _default,
     "paper": _paper,
@@ -244,12 +251,12 @@ def resolve(
     own: Any = None,
 ) -> Config:
     """The config of a task under a preset, before any flag; `defaults` are the agent's own, which
-    a preset overrides and which override what the paper sets per task, `overrides` those of a
-    variant, which come last. `own` is the agent's section, of which they may set fields too."""
+    a preset overrides and which override the task's protocol, `overrides` those of a variant, which
+    come last. `own` is the agent's section, of which they may set fields too."""
     if preset not in PRESETS:
         raise ConfigError(f"preset {preset!r} unknown; choose one of {', '.join(PRESETS)}")
     config = Config(own=own)
-    for changes in (task_settings(task), defaults):
+    for changes in (protocol(task), defaults):
         config = replace(config, changes)
     chosen = PRESETS[preset](task, spec, config.action_repeat)
     return replace(replace(config, chosen), overrides)

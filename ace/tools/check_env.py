@@ -20,7 +20,7 @@ from ace.envs import (
     relabel,
 )
 from ace.envs.advice import SECONDS, limit_notes, repeats_itself
-from ace.settings.presets import task_settings
+from ace.settings.presets import protocol
 
 SHORT = 200  # env steps of the trials that compare two seeds
 TRIED = 50  # env steps in which an action must have an effect
@@ -136,7 +136,7 @@ def about_observations(trial: Trial) -> Iterator[Finding]:
 
 def about_actions(spec: EnvSpec, repeats: bool, idle: Sequence[int]) -> Iterator[Finding]:
     """Size, the bounds that the environment declared, action repeat, actions without effect."""
-    repeat = task_settings(spec.task).get("action_repeat", 1)
+    repeat = protocol(spec.task).get("action_repeat", 1)
     text = f"size {spec.action_size}, bounds {_bounds(spec)}; action repeat {repeat}"
     yield Finding("ok", "actions", text)
     if idle:
@@ -256,7 +256,7 @@ def about_seeds(repeats: bool, trial: Trial, other: Trial) -> Iterator[Finding]:
 
 def measure_speed(spec: EnvSpec, seed: int, actions: np.ndarray) -> float:
     """Env steps per second in this process, with the action repeat that runs use."""
-    repeat = task_settings(spec.task).get("action_repeat", 1)
+    repeat = protocol(spec.task).get("action_repeat", 1)
     request = EnvRequest(spec.task, seed, repeat, "the environment")
     with VectorEnv([request], 0, spec.obs_size, spec.action_size) as envs:
         envs.reset()

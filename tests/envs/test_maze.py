@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from ace.agents import AGENTS
 from ace.envs import EnvRequest, EpisodeNumbers, VectorEnv, get_spec, make, notes, task_names
 from ace.envs.maze.grid import LAYOUTS, read_grid
 from ace.envs.maze.point import Ball, MazeEnv
@@ -183,15 +184,16 @@ def test_the_picture() -> None:
 def test_settings(name: str) -> None:
     """8.2 and 2.7 of docs/algorithm.md, in agent steps of two env steps."""
     task = f"maze/{name}"
+    defaults = AGENTS["ace"].defaults_of(task)
     for preset in PRESETS:
-        validate(resolve(preset, task, get_spec(task)))
-    c = resolve("default", task, get_spec(task))
+        validate(resolve(preset, task, get_spec(task), defaults))
+    c = resolve("default", task, get_spec(task), defaults)
     assert (c.action_repeat, c.plan.noise_beta, c.learn.td_lambda) == (2, 2.5, 0.2)
     assert (c.plan.horizon, c.plan.population, c.learn.novelty_weight) == (6, 256, 0.5)
     assert (c.env_steps, c.seed_steps * c.action_repeat, c.eval_every) == (120_000, 6_000, 6_000)
     assert c.plan.horizon_ramp.duration == c.plan.std_ramp.duration == 30_000
     assert c.learn.novelty_ramp.duration == 3_000 and c.learn.novelty_ramp.after_seed
-    released = resolve("released", task, get_spec(task))
+    released = resolve("released", task, get_spec(task), defaults)
     assert (released.learn.td_lambda, released.learn.novelty_weight) == (0.0, 0.5)
     assert released.parity.bc_weight == 0.1
-    assert resolve("paper", task, get_spec(task)).seed_steps * 2 == 5 * 600
+    assert resolve("paper", task, get_spec(task), defaults).seed_steps * 2 == 5 * 600

@@ -17,10 +17,10 @@ from tests.agents.small import check_no_turn, filled, sample
 from tests.examples.helpers import imported
 from tests.golden import reference as ref
 from tests.golden.learning import CONFIG, STEP, B, H, lane_of, start
-from tests.run.helpers import QUICK, csv_rows, same
+from tests.run.helpers import csv_rows, same
 
-FLAGS = ["--import", "own_loss", "--agent", "smooth", "--preset", "debug", "--quiet", *QUICK]
-FLAGS += ["--plan.planner", "policy"]  # soon compiled
+FLAGS = ["--import", "own_loss", "--agent", "smooth", "--preset", "debug", "--quiet"]
+FLAGS += ["--plan.horizon", "2", "--plan.planner", "policy"]  # soon compiled
 WEIGHT = 20.0
 
 

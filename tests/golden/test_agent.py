@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ace.agents import ace as agent
+from ace.agents import planning
 from ace.method import learner, model, score
 from ace.method.types import Lane
 from ace.planners import PLANNERS, icem
@@ -283,10 +284,10 @@ def test_every_number_of_the_planner_changes_the_plan(scene, name: str) -> None:
 
 
 def test_working_horizon_of_dmcontrol() -> None:
-    horizon = jax.vmap(functools.partial(agent.working_horizon, Config()))
+    horizon = jax.vmap(functools.partial(planning.working_horizon, Config()))
     steps = [0, 6249, 6250, 12499, 12500, 18749, 18750, 24999, 25000, 125_000]
     np.testing.assert_array_equal(horizon(jnp.array(steps)), [2, 2, 3, 3, 4, 4, 5, 5, 6, 6])
-    long = functools.partial(agent.working_horizon, replace(Config(), {"plan.horizon": 7}))
+    long = functools.partial(planning.working_horizon, replace(Config(), {"plan.horizon": 7}))
     np.testing.assert_array_equal(
         jax.vmap(long)(jnp.arange(0, 30_001, 5_000)), [2, 3, 4, 5, 6, 7, 7]
     )

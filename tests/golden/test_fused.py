@@ -277,12 +277,10 @@ def test_a_step_of_the_optimiser_with_joined_leaves(sizes: tuple[str, ...], case
 @pytest.mark.parametrize("sizes", MIXED)
 def test_the_target_follows_with_joined_leaves(sizes: tuple[str, ...]) -> None:
     learn, params = Config().learn, leaves_of(sizes)
-    state = learner.init(small({"net.latent": 4}), 0, (5, 2))
     old = {name: jax.tree.map(jnp.negative, params[name]) for name in ("encoder", "value")}
     both = [jax.jit(f) for f in (fused.move_target, learner.move_target.plain)]
     for count, moved, moves in ((0, True, True), (1, True, False), (0, False, False)):
-        before = state._replace(target=old, update_step=jnp.int32(count))
-        got, wanted = (f(learn, before, params, jnp.bool_(moved)) for f in both)
+        got, wanted = (f(learn, jnp.int32(count), old, params, jnp.bool_(moved)) for f in both)
         assert got.keys() == old.keys()
         same(got, wanted, 1e-7)
         for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(old), strict=True):

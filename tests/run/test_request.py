@@ -176,10 +176,60 @@ def test_what_an_agent_refuses_is_refused_with_the_request():
 @pytest.mark.parametrize("preset", ["paper", "released"])
 def test_presets_about_ace_are_for_ace_and_its_variants(preset):
     for name in ("sac", "tdmpc"):
-        with pytest.raises(ConfigError, match=f"preset {preset} is about ACE, not {name}"):
+        with pytest.raises(ConfigError, match=f"preset {preset} is not about {name}"):
             plan("--agent", name, "--preset", preset)
     for name in ("ace", "tdmpc-s"):
         assert plan("--agent", name, "--preset", preset).setups
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("--plan.planner cem --plan.elite-reuse 0.5", "--plan.elite-reuse does nothing for agent"),
+        ("--plan.planner cem --parity.elite-tail repeat", "agent ace with planner cem"),
+        ("--agent greedy --plan.population 8", "agent greedy with planner policy"),
+        ("--agent tdmpc --plan.init-std 1", "agent tdmpc with planner cem"),
+        ("--plan.population 4 --plan.elites 5", "plan.population (4) is smaller than plan.elites"),
+        ("--plan.planner cem --plan.population 4 --plan.elites 5", "raise the population"),
+        ("--plan.population-decay 0.9", "plan.population_decay is 0.9; it must be at least 1"),
+        ("--plan.planner icm", "did you mean icem?"),
+        ("--agent tdmpc --plan.planner icm", "did you mean icem?"),
+    ],
+)
+def test_a_planner_refuses_what_it_does_not_read_and_what_cannot_work(argv, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        plan(*argv.split())
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "--agent tdmpc --plan.planner icem --parity.elite-tail repeat --plan.elites 4",
+        "--plan.planner policy --plan.policy-std 0.3",
+        "--plan.planner cem --plan.population-decay 1.25",  # the default: nothing is changed
+        "--parity.elite-tail repeat --plan.elite-reuse 0.5 --parity.no-clip-action",
+    ],
+)
+def test_what_an_agents_planner_reads_may_be_set(argv):
+    assert plan(*argv.split()).setups
+
+
+def test_a_planner_of_ones_own_has_its_own_limits(monkeypatch):
+    """Elites and shrinking populations are iCEM's: another planner may have fewer sequences."""
+    planner = PLANNERS["policy"]._replace(reads=("plan.population",))
+    monkeypatch.setitem(PLANNERS, "few", planner)
+    assert plan("--plan.planner", "few", "--plan.population", "2").setups
+    with pytest.raises(ConfigError, match="elites does nothing for agent ace with planner few"):
+        plan("--plan.planner", "few", "--plan.elites", "2")
+    monkeypatch.setitem(PLANNERS, "few", planner._replace(reads=("plan",)))
+    assert plan("--plan.planner", "few", "--plan.elites", "2").setups
+
+    def refuse(config):
+        raise ConfigError("plan.population is odd")
+
+    monkeypatch.setitem(PLANNERS, "few", planner._replace(check=refuse))
+    with pytest.raises(ConfigError, match="odd"):
+        plan("--plan.planner", "few")
 
 
 def test_settings_that_every_agent_has_are_never_refused(toy):

@@ -33,9 +33,7 @@ BAD = [
     ("replay.capacity", 10**30),
     ("plan.iterations", 0),
     ("plan.population", 0),
-    ("plan.population", 31),  # fewer than the elites
     ("plan.elites", 0),
-    ("plan.population_decay", 0.9),
     ("plan.elite_reuse", 1.5),
     ("plan.policy_fraction", 1.1),
     ("plan.horizon_ramp.start", 0.0),

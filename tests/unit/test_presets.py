@@ -37,6 +37,10 @@ def spec_of(name: str) -> EnvSpec:
     return EnvSpec(f"dmc/{name}", 5, 2, max_episode_steps=1000, fixed_length=True)
 
 
+def resolve_ace(preset: str, task: str, spec: EnvSpec) -> Config:
+    return resolve(preset, task, spec, AGENTS["ace"].defaults_of(task))
+
+
 def test_the_fifteen_tasks() -> None:
     assert set(DMC15) == {f"dmc/{name}" for name in TABLE if not name.endswith("sparse")}
     assert len(DMC15) == 15
@@ -45,14 +49,14 @@ def test_the_fifteen_tasks() -> None:
 @pytest.mark.parametrize("name", TABLE)
 def test_every_preset_resolves(name: str) -> None:
     for preset in PRESETS:
-        validate(resolve(preset, f"dmc/{name}", spec_of(name)))
+        validate(resolve_ace(preset, f"dmc/{name}", spec_of(name)))
 
 
 @pytest.mark.parametrize("preset", ["default", "paper"])
 @pytest.mark.parametrize("name", TABLE)
 def test_values_per_task(preset: str, name: str) -> None:
     repeat, beta, td_lambda, novelty, _ = TABLE[name]
-    c = resolve(preset, f"dmc/{name}", spec_of(name))
+    c = resolve_ace(preset, f"dmc/{name}", spec_of(name))
     assert (c.action_repeat, c.plan.noise_beta, c.learn.td_lambda) == (repeat, beta, td_lambda)
     assert c.learn.novelty_weight == novelty
     assert (c.plan.horizon, c.plan.population, c.env_steps) == (6, 256, 500_000)
@@ -68,7 +72,7 @@ def test_values_per_task(preset: str, name: str) -> None:
 @pytest.mark.parametrize("name", TABLE)
 def test_released_values_per_task(name: str) -> None:
     repeat, _, _, _, beta = TABLE[name]
-    c = resolve("released", f"dmc/{name}", spec_of(name))
+    c = resolve_ace("released", f"dmc/{name}", spec_of(name))
     assert (c.action_repeat, c.plan.noise_beta, c.learn.td_lambda) == (repeat, beta, 0.0)
     assert c.learn.novelty_weight == 0.25 and c.learn.beta2 == 0.99
     assert c.parity.bc_weight == (0.0 if name.startswith("humanoid") else 0.1)
@@ -76,7 +80,7 @@ def test_released_values_per_task(name: str) -> None:
 
 
 def test_paper_reads_the_tables_literally() -> None:
-    c = flatten(resolve("paper", "dmc/acrobot-swingup", spec_of("acrobot-swingup")))
+    c = flatten(resolve_ace("paper", "dmc/acrobot-swingup", spec_of("acrobot-swingup")))
     wanted = {
         "plan.variant": "mixed",
         "plan.temperature": 2.0,  # dividing by 0.5 (D7)
@@ -104,7 +108,7 @@ def test_every_task_with_settings_exists() -> None:
 def test_tasks_without_settings_get_the_defaults() -> None:
     spec = EnvSpec("gym/Pendulum-v1", 3, 1, 200)
     for preset in PRESETS:
-        config = resolve(preset, "gym/Pendulum-v1", spec)
+        config = resolve_ace(preset, "gym/Pendulum-v1", spec)
         validate(config)
         assert config.action_repeat == 1
 
@@ -115,16 +119,16 @@ def test_unknown_preset() -> None:
 
 
 def test_defaults_of_an_agent_lie_between_the_task_and_the_preset() -> None:
-    def values(preset: str, defaults: dict) -> tuple[float, float, int]:
+    def values(preset: str, defaults: dict) -> tuple[int, float, int]:
         c = resolve(preset, "dmc/humanoid-run", spec_of("humanoid-run"), defaults)
-        return c.learn.td_lambda, c.learn.novelty_ramp.duration, c.learn.batch
+        return c.action_repeat, c.learn.novelty_ramp.duration, c.learn.batch
 
-    assert values("default", {}) == (0.4, 30_000.0, 512)
-    assert values("default", {"learn.td_lambda": 0.9, "learn.batch": 8}) == (0.9, 30_000.0, 8)
-    assert values("cpu", {"learn.td_lambda": 0.9, "learn.batch": 8}) == (0.9, 500.0, 128)
-    # A whole ramp, of which task and preset set a part: each in its turn.
-    assert values("default", {"learn.novelty_ramp": Ramp(0.0, 7.0)}) == (0.4, 7.0, 512)
-    assert values("cpu", {"learn.novelty_ramp": Ramp(0.0, 7.0)}) == (0.4, 500.0, 128)
+    assert values("default", {}) == (2, 5_000.0, 512)
+    assert values("default", {"action_repeat": 8, "learn.batch": 8}) == (8, 5_000.0, 8)
+    assert values("cpu", {"action_repeat": 8, "learn.batch": 8}) == (8, 500.0, 128)
+    # A whole ramp, of which the preset sets a part: each in its turn.
+    assert values("default", {"learn.novelty_ramp": Ramp(0.0, 7.0)}) == (2, 7.0, 512)
+    assert values("cpu", {"learn.novelty_ramp": Ramp(0.0, 7.0)}) == (2, 500.0, 128)
     with pytest.raises(ConfigError, match="nothing"):
         values("default", {"learn.nothing": 1})
 
@@ -159,6 +163,24 @@ def test_other_agents_have_no_repairs() -> None:
             assert c.repair == RepairConfig() and c.learn.loss_clip == 1e4
 
 
+@pytest.mark.parametrize(
+    "task", ["dmc/humanoid-run", "adroit/door", "metaworld/push", "maze/large"]
+)
+def test_other_agents_get_the_protocol_of_a_task_and_none_of_aces_settings(task: str) -> None:
+    """Hindsight on a robot's task, ACE's lambda or its larger latent would make another method."""
+    steps = ("action_repeat", "env_steps", "seed_steps", "eval_every")
+    ours, spec = flatten(resolve_ace("default", task, spec_of("x"))), spec_of("x")
+    for name, agent in AGENTS.items():
+        if "ace" in (name, agent.variant_of):
+            continue
+        own, defaults = agent.settings and agent.settings(), agent.defaults_of(task)
+        c = flatten(resolve("default", task, spec, defaults, own=own))
+        bare = flatten(resolve("default", "gym/Pendulum-v1", spec, defaults, own=own))
+        assert {n: c[n] for n in c if n not in steps} == {n: bare[n] for n in c if n not in steps}
+        assert all(c[n] == ours[n] or n in defaults for n in steps)
+        assert c["replay.hindsight"] == 0.0
+
+
 # Sections 2.7 and 8.2: seed steps, ramps of std, horizon and novelty, beta, lambda, H, S, latent.
 ROBOTS = {
     "adroit/pen": (1_000, 5_000, 5_000, 1_000, 0.5, 0.2, 7, 700, 100),
@@ -174,7 +196,7 @@ ROBOTS = {
 def test_values_of_the_hand_and_the_arm(task: str) -> None:
     spec = EnvSpec(task, 30, 4, max_episode_steps=100, fixed_length=True)
     for name, novelty in ((task, 0.5), (f"{task}-dense", 0.25)):
-        c = resolve("default", name, spec)
+        c = resolve_ace("default", name, spec)
         p = c.plan
         ramps = (p.std_ramp.duration, p.horizon_ramp.duration, c.learn.novelty_ramp.duration)
         sizes = (p.horizon, p.population, c.net.latent)
@@ -187,6 +209,6 @@ def test_values_of_the_hand_and_the_arm(task: str) -> None:
         assert c.replay.hindsight == (0.8 if in_hindsight else 0.0)
         assert name in registry.task_names()
     for preset in PRESETS:
-        validate(resolve(preset, task, spec))
-    paper = resolve("paper", task, spec)
+        validate(resolve_ace(preset, task, spec))
+    paper = resolve_ace("paper", task, spec)
     assert paper.plan.std_ramp == Ramp(0.5, 250.0) and paper.plan.horizon_ramp == Ramp(2.0, 250.0)

@@ -21,8 +21,9 @@ from ace.agents.contract import OFF_POLICY, Agent, Sizes
 from ace.agents.mrq.config import DrqConfig, MrqConfig, check
 from ace.agents.mrq.networks import combine, encode, pad, predict, raw_policy, two_hot, value
 from ace.agents.mrq.networks import init as new
+from ace.agents.rare import only_if
 from ace.method import nets
-from ace.method.learner import adam_init, only_if, optimise
+from ace.method.learner import adam_init, optimise
 from ace.method.model import action_normal, smallest
 from ace.method.types import Batch, Lane, Metrics, Params
 from ace.settings import keys
@@ -31,7 +32,7 @@ from ace.settings.config import Config, LearnConfig
 PARTS = ("encoder", "critics", "policy")  # each with an optimiser of its own
 ENCODER_METRICS = ("dynamics_loss", "reward_loss", "done_loss", "contrast_loss")
 ENCODER_METRICS += ("encoder_grad_norm",)
-LEAST_PRIORITY = 1.0  # errors below this count as much (LAP)
+LEAST_PRIORITY = 1.0  # smaller errors are raised to this (LAP)
 
 
 class MrqState(NamedTuple):
