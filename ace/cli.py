@@ -361,8 +361,8 @@ def check_env(argv: Sequence[str]) -> None:
     from ace.settings.config import ConfigError
 
     args = parse(CheckEnvArgs, argv, "ace check-env")
-    if args.steps < 1 or not 0 <= args.seed < 2**31:
-        raise ConfigError(f"--steps must be at least 1, and --seed in 0..{2**31 - 1}")
+    if not 1 <= args.steps <= 10**7 or not 0 <= args.seed < 2**31:
+        raise ConfigError(f"--steps must lie in 1..10000000, and --seed in 0..{2**31 - 1}")
     import_modules(args.imports)
     from ace.tools import check_env as checks
 

@@ -333,7 +333,7 @@ def temperature_loss(part: Params, lane: Lane, log: jax.Array) -> jax.Array:
 def update(
     lane: Lane, state: SacState, store: replay.Replay, agent_step: jax.Array, active: jax.Array
 ) -> tuple[SacState, replay.Replay, Metrics]:
-    """Begin anew if it is time, sample, learn, write priorities; a lane that is not active or has
+    """Reset the networks if due, sample, learn, write priorities; a lane that is not active or has
     no data stays as it is."""
     c, own = lane.config, lane.config.own
     active = active & (replay.total(store.tree) > 0)
@@ -424,7 +424,7 @@ def learn(
 
 
 class Improved(NamedTuple):
-    """What an update of the policy changes, and what it tells."""
+    """Parameters, optimisers and metrics after an update of the policy."""
 
     params: Params  # policy and temperature
     opt: tuple[Any, ...]  # of both
@@ -475,7 +475,7 @@ METRICS = (
 
 
 def agent(own: type[SacConfig], defaults: Mapping[str, Any], *more: str) -> Agent:
-    """An agent of this file, of its own settings, defaults of the common ones, and more metrics."""
+    """An agent of this file: a class of settings, defaults of common ones, additional metrics."""
     shared = {  # no clipping, uniform replay, no burst of updates after the seed phase
         "precision": "f32",
         "learn.seed_updates": 0.0,

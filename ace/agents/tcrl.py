@@ -304,14 +304,14 @@ def footprint(config: Config, sizes: Sizes) -> dict[str, int]:
     }
 
 
-# Groups of the public runs: most tasks have the medium schedule of the noise, these the short one,
-# humanoids and dogs the long one. It is counted in episodes there, of 500 agent steps.
+# Groups of the public runs: most tasks have the medium schedule of the noise, _EASY the short one,
+# humanoids and dogs (_HARD) the long one. Public schedules count episodes of 500 agent steps; with
+# action repeat 8 an episode has 125, so _LONG_REPEAT's schedules are a quarter as long.
 _EASY = (
     *("ball_in_cup-catch", "cartpole-balance", "cartpole-swingup", "finger-spin", "hopper-stand"),
     *("pendulum-swingup", "walker-stand", "walker-walk"),
 )
 _HARD = {"net.latent": 100, "plan.min_std": 0.2, "plan.std_ramp.duration": 250_000.0}
-# Episodes of 125 agent steps, each count a quarter.
 _LONG_REPEAT = {"action_repeat": 8, "seed_steps": 1_250, "plan.std_ramp.duration": 6_250.0}
 
 
@@ -371,7 +371,7 @@ AGENT = Agent(
         "net.latent": 50,
         "net.encoder": 512,
         "plan.horizon": 5,
-        "plan.horizon_ramp.start": 1.0,  # not read, but must not exceed a horizon of 1
+        "plan.horizon_ramp.start": 1.0,  # unused, but checked to be at most the horizon
         "plan.min_std": 0.1,
         "plan.std_ramp": Ramp(1.0, 25_000.0),
         "learn.learning_rate": 3e-4,

@@ -21,6 +21,7 @@ from ace.bench.suites import Suite
 from ace.bench.watch import Lost, RemoteJob, Withdrawn
 from ace.envs.explain import LIBRARIES
 from ace.settings.config import ConfigError
+from ace.settings.words import counted
 
 MISSING = "--ray needs Ray: pip install 'ace-planner[ray]'"
 REACH_SECONDS = 5.0  # for the head node to accept a connection
@@ -214,8 +215,9 @@ class Cluster:
         for resource in ("GPU", "CPU"):
             if nodes := [node for node in alive if node["Resources"].get(resource, 0) >= 1]:
                 return nodes
+        nodes = counted(len(alive), "node")
         raise ConfigError(
-            f"none of the cluster's {len(alive)} node(s) has a GPU or a CPU for programs; add one "
+            f"none of the cluster's {nodes} has a GPU or a CPU for programs; add one "
             "with `ray start --address=HEAD:6379` (`ray status` shows what there is)"
         )
 
@@ -264,7 +266,8 @@ class Cluster:
         """What the cluster is, in a few words."""
         count = sum(node["Resources"].get("GPU", 0) for node in self._nodes)
         count = count or sum(node["Resources"].get("CPU", 0) for node in self._nodes)
-        return f"a Ray cluster of {len(self._nodes)} node(s) with {count:.0f} x {self.hardware}"
+        nodes = counted(len(self._nodes), "node")
+        return f"a Ray cluster of {nodes} with {count:.0f} x {self.hardware}"
 
     def slots(self, count: int, waiting: bool = True) -> list[int]:
         """A place for each of `count` jobs: Ray lets them wait, and uses nodes that join later.

@@ -82,7 +82,7 @@ def differences(
     if not shared:
         raise ResultError("the results have no task in common, so there is nothing to compare")
     entries = [entry._replace(tasks={t: entry.tasks[t] for t in shared}) for entry in entries]
-    scales: list[str] = []  # what is said of aggregates does not concern a comparison
+    scales: list[str] = []  # its notes on aggregates are dropped: a comparison has none
     tasks = choose_tasks(entries, at, scales, column)
     told += [note for note in scales if "aggregates" not in note]
     scored = [task for task in tasks if task.env_step is not None]

@@ -19,6 +19,7 @@ from ace.bench.plan import SAVE_SECONDS, Plan, Planned, fits, show_bytes, time_f
 from ace.bench.rates import Rate, Rates, now
 from ace.bench.worker import STOPPED
 from ace.run.signals import Signals
+from ace.settings.words import counted
 
 POLL_SECONDS = 0.2
 PLAIN_SECONDS = 60.0  # between two lines about running jobs, where there is no terminal
@@ -65,7 +66,7 @@ def show_plan(plan: Plan, hardware: str, board: "Board", starting: Sequence[Plan
     board.say(
         f"suite {plan.suite.name}, {plan.suite.env_steps:,} env steps: "
         f"{plan.done} of {lanes + plan.done} curves are in {plan.results}; "
-        f"{len(plan.todo)} program(s) to run on {hardware}"
+        f"{counted(len(plan.todo), 'program')} to run on {hardware}"
     )
     for note in (*plan.notes, *map(reuse.about, plan.reused)):
         board.say(f"note: {note}")
@@ -86,9 +87,9 @@ def show_plan(plan: Plan, hardware: str, board: "Board", starting: Sequence[Plan
     board.console.print(grid)
     if parts := sum(p.is_part for p in plan.todo):
         board.say(
-            f"note: {parts} program(s) have fewer lanes than the suite packs together: the rest is "
-            "done, or they were cut for the time or the memory. Their numbers differ by rounding "
-            "from those of the whole program"
+            f"note: {counted(parts, 'program')} with fewer lanes than the suite packs together: "
+            "the rest is done, or was cut for the time or the memory. The numbers differ by "
+            "rounding from those of the whole program"
         )
 
 
@@ -224,7 +225,7 @@ class Drive:
             self.places[planned.job.id] = place
             planned.begun = time.monotonic()
             planned.running = self.start(planned, place)
-            about = f"{describe(planned)}, {len(planned.job.lanes)} lane(s)"
+            about = f"{describe(planned)}, {counted(len(planned.job.lanes), 'lane')}"
             self.board.say(
                 f"started {planned.job.id}: {about}, expected {duration(planned.expected)}"
             )
@@ -298,7 +299,8 @@ def summary(drive: Drive) -> str:
     """What became of a call, in a few lines."""
     plan = drive.plan
     lanes = sum(len(p.job.lanes) for p in plan.finished)
-    lines = [f"{len(plan.finished)} program(s) finished, {lanes} curve(s) added to {plan.results}"]
+    done = f"{counted(len(plan.finished), 'program')} finished"
+    lines = [f"{done}, {counted(lanes, 'curve')} added to {plan.results}"]
     for p in plan.failed:
         lines.append(f"failed: {p.job.id} ({describe(p)}); {p.folder / 'log.txt'} says why")
     for p in drive.pending:

@@ -44,7 +44,7 @@ class Job:
     def id(self) -> str:
         """A name that changes with anything that defines the job."""
         known = asdict(self)
-        if not self.suffixes:  # as before there were any: old jobs keep their names
+        if not self.suffixes:  # jobs made before this field keep their names
             del known["suffixes"]
         text = json.dumps(known, sort_keys=True)
         return f"{self.agent}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"

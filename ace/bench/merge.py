@@ -13,6 +13,7 @@ from ace.bench.results import (
     read_parts,
     read_programs,
 )
+from ace.settings.words import counted
 
 
 @dataclass(frozen=True)
@@ -39,4 +40,5 @@ def merge(args: MergeArgs) -> None:
     programs = sum(part.program is not None for part in parts)
     for note in lost_seeds(args.into, read_programs(args.into)):
         print(f"note: {note}")
-    print(f"{programs} program(s) and {curves} curve(s) are in {args.into}")
+    found = f"{counted(programs, 'program')} and {counted(curves, 'curve')}"
+    print(f"{found} in {args.into}")

@@ -51,7 +51,9 @@ class Fresh:
         def place(lane: int) -> None:
             drawn = self._new_learner(self.setups[lane]) if lane else self.first_learner
             for slots, x in zip(jax.tree.leaves(empty), jax.tree.leaves(drawn), strict=True):
-                if np.any(x):  # untouched memory is zero and costs nothing: the optimiser's moments
+                # Skip arrays of zeros, as the optimiser's moments: untouched pages of `empty` are
+                # zero and use no memory.
+                if np.any(x):
                     slots[lane] = x
 
         # LAPACK releases the interpreter lock, but its own threads busy-wait: with them, a QR takes

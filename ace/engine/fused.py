@@ -263,7 +263,8 @@ def cast(params: Params, dtype: Any, axes: nets.Axes) -> Params:
         sizes = [x.shape[axis] - known if size is None else size for _, size in parts]
         if len(parts) == 1:
             return grow(x, axis, round_latent(sizes[0]))
-        pieces = []  # joined once, zeros included: a kernel less than padding what was joined
+        # Concatenate weights and padding at once: padding afterwards launches another kernel.
+        pieces = []
         for piece, (name, _), size in zip(
             jnp.split(x, np.cumsum(sizes)[:-1], axis), parts, sizes, strict=True
         ):

@@ -22,7 +22,7 @@ ROWS = 1024  # rows of the replay that one call reads
 
 
 class Packings:
-    """How each of the trees is packed that calls take and give."""
+    """The packing of every tree that a compiled function takes or returns."""
 
     def __init__(self, fresh: Fresh):
         self._fresh = fresh

@@ -247,7 +247,8 @@ class Program:
         return Player(self.lane, act, self._value, memory, pack, question, shape)
 
     def survey(self, acting: Any, asked: Survey) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Values [L, P] of states and errors [L] of predictions; None if the agent has no such."""
+        """Values [L, P] of states and errors [L] of predictions; None if the agent has no
+        value or no model."""
         return jax.device_get(self._survey(self.lane, acting, *asked))
 
     def shapes(self, capacity: int) -> Trees:

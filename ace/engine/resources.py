@@ -12,6 +12,7 @@ from ace.agents import AGENTS
 from ace.engine.lanes import LaneSetup
 from ace.envs import get_spec
 from ace.settings.config import Config, ConfigError
+from ace.settings.words import counted
 
 CGROUP = Path("/sys/fs/cgroup/cpu.max")
 MEMORY = Path("/proc/meminfo")
@@ -64,25 +65,24 @@ def check_memory(agent: str, setups: Sequence[LaneSetup], capacity: int) -> int:
         return lanes * per_lane
     if per_lane * lanes > 0.8 * limit:
         raise ConfigError(
-            f"the replay of {lanes} lane(s) needs {_size(per_lane * lanes)} and the "
+            f"the replay of {counted(lanes, 'lane')} needs {_size(per_lane * lanes)} and the "
             f"device has {_size(limit)}; train fewer lanes or set --replay.capacity below "
             f"{int(0.8 * limit / lanes / per_lane * capacity)}"
         )
     parts = AGENTS[agent].footprint(config, sizes)
     needed = lanes * (per_lane + sum(parts.values()))
+    needs = f"at least {_size(needed)} are needed for {counted(lanes, 'lane')}"
     if needed > limit:
         what, most = max(parts.items(), key=lambda part: part[1])
         raise ConfigError(
-            f"{lanes} lane(s) need at least {_size(needed)} and "
-            f"the device has {_size(limit)}; {what} alone takes {_size(lanes * most)}: make it "
-            "smaller or train fewer lanes"
+            f"{needs}, and the device has {_size(limit)}; {_size(lanes * most)} are {what}: lower "
+            "these settings or train fewer lanes"
         )
     free = free_memory()
     if free is not None and needed > free:
         raise ConfigError(
-            f"{lanes} lane(s) need at least {_size(needed)} and only {_size(free)} of the device "
-            "are free; wait until the other program on it has ended, train fewer lanes or lower "
-            "--replay.capacity"
+            f"{needs}, and {_size(free)} of the device are free; wait until the other program on "
+            "it has ended, train fewer lanes or lower --replay.capacity"
         )
     return lanes * per_lane
 
@@ -97,7 +97,7 @@ def device_memory() -> int | None:
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"]
     if jax.default_backend() == "cpu" and hasattr(os, "sysconf"):
-        try:  # with the files that the system keeps in memory only as long as nobody needs it
+        try:  # MemAvailable includes the page cache, which can be reclaimed
             found = dict(line.split(":") for line in MEMORY.read_text().splitlines())
             return 1024 * int(found["MemAvailable"].removesuffix("kB"))
         except (OSError, ValueError, KeyError):

@@ -39,6 +39,17 @@ def import_module(name: str, user: str) -> ModuleType:
         ) from error
 
 
+def where(module: ModuleType) -> str:
+    """The file of a module; a file of that name in the current folder is named too if the module is
+    another one, which hides it."""
+    found = getattr(module, "__file__", None) or "built in"
+    path = Path.cwd().joinpath(*module.__name__.split("."))
+    beside = [p for p in (path.with_suffix(".py"), path / "__init__.py") if p.exists()]
+    if beside and (found == "built in" or not beside[0].samefile(found)):
+        return f"{found}, which hides your {beside[0].relative_to(Path.cwd())}: rename yours"
+    return found
+
+
 def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not f.filename.startswith((OURS, "<"))]  # "<": no file

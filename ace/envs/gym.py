@@ -16,7 +16,7 @@ import numpy as np
 
 from ace.envs import foreign
 from ace.envs.api import EnvError, EnvSpec, Goal, Number, StepResult, TaskError, rescale_action
-from ace.envs.explain import explain, import_module
+from ace.envs.explain import explain, import_module, where
 
 INSTALL = "gym tasks need the package gymnasium; install it"
 RESET_GIVES = "(observation, info)"
@@ -189,8 +189,8 @@ def import_function(task: str) -> Any:
     function = getattr(module, function_name, None)
     if not callable(function):
         raise TaskError(
-            f"task '{task}': module {module_name} has no callable '{function_name}'; name a"
-            " function without arguments that returns a gymnasium.Env"
+            f"task '{task}': module {module_name} ({where(module)}) has no callable"
+            f" '{function_name}'; name a function without arguments that returns a gymnasium.Env"
         )
     return function
 

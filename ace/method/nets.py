@@ -14,7 +14,8 @@ from ace.method.types import Params
 Rng = np.random.Generator
 Axes = Mapping[tuple[str, ...], tuple[int, Sequence[tuple[str, int | None]]]]
 """From a leaf's path to an axis and the names and sizes of its consecutive parts; a size of None is
-the rest of the axis."""
+the rest of the axis. A faster form of `cast` may widen parts called "latent" with zeros: sum over a
+latent and divide by its size in the settings, rather than take a mean."""
 LOG2E = 1.4426950408889634
 GRU_EPS = 1e-3
 

@@ -12,6 +12,8 @@ def explained(error: Exception) -> str | None:
     from ace.run.checkpoint import CheckpointError
     from ace.settings.config import ConfigError
 
+    if isinstance(error, MemoryError):
+        return f"this machine has not enough memory for that ({error}); give smaller numbers"
     if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
         return NO_MEMORY
     if isinstance(error, ConfigError | TaskError | EnvError | CheckpointError | OSError):

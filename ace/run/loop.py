@@ -27,6 +27,7 @@ from ace.run.record import LaneInfo, Recorder, read_csv, versions, write_json
 from ace.run.request import Run
 from ace.run.signals import Signals
 from ace.settings.config import ConfigError
+from ace.settings.words import counted
 
 
 class Stopped(Exception):
@@ -53,13 +54,13 @@ def train(run: Run) -> Trees:
         with closing(Loop(run, program, capacity)) as loop, loop.recorder:
             where = f"{jax.devices()[0].device_kind}, {config.precision}, {loop.which_kernels()}"
             loop.recorder.message(
-                f"{len(run.setups)} lane(s) on {where}; "
+                f"{counted(len(run.setups), 'lane')} on {where}; "
                 f"replay {replay_bytes / 2**20:.1f} MiB; "
-                f"{count_workers(config, len(run.setups))} simulator process(es)"
+                f"{counted(count_workers(config, len(run.setups)), 'simulator process')}"
             )
             for note in run.notes:
                 loop.recorder.message(note)
-            if not loop.finished:  # else the results are those of the versions that stand there
+            if not loop.finished:  # a finished run keeps the versions that made its results
                 loop.write_versions()
             return loop.run().trees()
 
@@ -217,6 +218,7 @@ class Loop:
                 self.begin_evaluation()
             while self.agent_step < self.steps:
                 self.wait_for_compiler()
+                self.recorder.status(self.phase())
                 usual = self.config.learn.updates_per_step
                 self.interruptible = self.pace.too_long(int(self.due().max()), usual)
                 if self.interruptible:
@@ -248,6 +250,12 @@ class Loop:
         evaluated = self.evaluating is None and self.next_evaluation > self.env_step
         return self.agent_step == self.steps and evaluated
 
+    def phase(self) -> str:
+        """What happens now, where its speed says nothing about the rest of the run."""
+        if self.agent_step < self.config.seed_steps:
+            return "random actions"
+        return "first updates" if self.agent_step == self.config.seed_steps else ""
+
     def which_kernels(self) -> str:
         """What is known at the start of how the method's functions will be computed."""
         if self.program.table:
@@ -262,8 +270,7 @@ class Loop:
             return
         self.said = report.line()
         self.recorder.message(self.said)
-        used = {"kernels_used": sorted(report.used), "kernels_unused": report.unused()}
-        self.write_versions(used)
+        self.write_versions(report.described())
 
     def wait_for_compiler(self) -> None:
         """Wait until the functions of a learning step are compiled, and show that."""

@@ -15,8 +15,8 @@ class Pace:
         self._checked, self._every, self._since = 0, 1, 0.0
 
     def too_long(self, updates: int, usual: int) -> bool:
-        """Whether so many updates will keep a signal waiting for too long, or may: as long as the
-        time is not known, more than a step usually makes."""
+        """Whether these updates could keep a signal waiting for more than DEAF_SECONDS. Before the
+        first measurement: whether they are more than a step usually makes."""
         if self.seconds is None:
             return updates > usual
         return updates * self.seconds > DEAF_SECONDS

@@ -114,7 +114,7 @@ class Recorder:
         self._train = CsvLog(folder / "train.csv", columns, resume_at)
         until = resume_at if evaluations_until is None else evaluations_until
         self._eval = CsvLog(folder / "eval.csv", (*EVAL_COLUMNS, *numbers), until)
-        # Of the training episodes so far, and where the last evaluation was.
+        # Returns of the training episodes so far, and the env step of the last evaluation.
         self._returns: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
         for row in read_csv(folder / "train.csv"):
             self._returns[row["lane"]].append((row["env_step"], row["return"]))

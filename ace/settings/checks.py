@@ -9,6 +9,7 @@ from ace.settings.config import Config, ConfigError, flatten, literals
 
 NUMBERS_NOW = ("learn.novelty_scale_by_max",)  # settings that were true or false in older files
 LONGEST = 100  # most iterations, and most steps, of a plan
+MOST_EPISODES = 10_000  # of an evaluation
 MOST_UPDATES = 1000  # of an agent step; published are at most 128
 
 
@@ -119,6 +120,11 @@ def _check_together(c: Config) -> None:
                 f"{name} is {count}; it must be at most {LONGEST}: the loop is unrolled, so every "
                 "step is compiled"
             )
+    if c.eval_episodes > MOST_EPISODES:
+        raise ConfigError(
+            f"eval_episodes is {c.eval_episodes}; it must be at most {MOST_EPISODES}: each episode "
+            "of an evaluation has a simulator of its own"
+        )
     if c.learn.updates_per_step > MOST_UPDATES:
         raise ConfigError(
             f"learn.updates_per_step is {c.learn.updates_per_step}; it must be at most "

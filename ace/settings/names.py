@@ -9,8 +9,8 @@ _owners: dict[tuple[str, str], tuple[Any, str]] = {}  # (kind, name): the entry 
 
 
 def enter(kind: str, table: dict[str, Any], name: str, entry: Any) -> None:
-    """Enter what the caller's caller registers. The same module may register a name again, since
-    it may be reloaded."""
+    """Register a name for the module two calls up the stack. The same module may register it again,
+    since it may be reloaded."""
     module = sys._getframe(2).f_globals["__name__"]
     there, owner = _owners.get((kind, name), (None, module))
     if owner != module and table.get(name) is there:

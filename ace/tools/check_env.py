@@ -21,6 +21,7 @@ from ace.envs import (
 )
 from ace.envs.advice import SECONDS, limit_notes, repeats_itself
 from ace.settings.presets import protocol
+from ace.settings.words import counted
 
 SHORT = 200  # env steps of the trials that compare two seeds
 TRIED = 50  # env steps in which an action must have an effect
@@ -57,7 +58,7 @@ def report(task: str, steps: int, seed: int) -> bool:
         print(f"  {kind:<8} {about:<13} {first}", flush=True)
         for line in more:
             print(f"{'':25}{line}", flush=True)
-    print(f"{_count(counts['problem'], 'problem')}, {_count(counts['note'], 'note')}")
+    print(f"{counted(counts['problem'], 'problem')}, {counted(counts['note'], 'note')}")
     return not counts["problem"]
 
 
@@ -298,7 +299,3 @@ def _bounds(spec: EnvSpec) -> str:
         return f"[{low[0]:g}, {high[0]:g}]"
     parts = (f"[{least:g}, {most:g}] at {_entries(at)}" for (least, most), at in where.items())
     return "; ".join(parts)
-
-
-def _count(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"

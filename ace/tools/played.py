@@ -10,12 +10,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from ace.engine.program import Program
-from ace.engine.resources import count_workers
+from ace.engine.resources import check_memory, count_workers
 from ace.envs import EnvError
 from ace.run.agent_file import load_agents
 from ace.run.evaluate import Evaluation, Evaluator, film
 from ace.run.request import Run, open_run
-from ace.settings.config import ConfigError
+from ace.settings.checks import validate
+from ace.settings.config import ConfigError, replace
 from ace.tools import plots
 
 LEFT = ("task", "setting")  # columns of text
@@ -42,6 +43,10 @@ def play(folder: Path, episodes: int) -> Played:
     if episodes <= 0:
         raise ConfigError(f"--episodes is {episodes}; it must be at least 1")
     run = open_run(folder)
+    wanted = {"eval_episodes": episodes}
+    setups = [s._replace(config=replace(s.config, wanted)) for s in run.setups]
+    validate(setups[0].config)
+    check_memory(run.agent, setups, capacity=1)
     program = Program(run.agent, run.setups)
     acting, agent_step = load_agents(folder, program)
     workers = count_workers(program.config, len(run.setups) * episodes)

@@ -31,6 +31,7 @@ from ace.run.loop import Loop
 from ace.run.record import versions, write_json
 from ace.run.request import Run, plan_run
 from ace.settings.config import ConfigError, replace
+from ace.settings.words import counted
 
 WARM_UP = 20  # calls before those that are timed
 RUN_WARM_UP = 200  # steps of a run: processors and memory take about a second to settle
@@ -260,6 +261,7 @@ def measure(run: Run, steps: int, limit: float, work: Times) -> dict[str, Any]:
             found["update_at_once"] = {name: ms / many for name, ms in times.items()}
         del bench
         found["environment"], found["end_to_end"] = measure_run(run, program, steps)
+    found |= program.kernels.described()
     found["device_peak_bytes"] = peak_memory()
     return found
 
@@ -332,7 +334,7 @@ def show(found: dict[str, Any], row: dict[str, Any]) -> None:
     whole = row["end_to_end"]
     what = f"{found['task']}, preset {found['preset']}, {row['precision']}"
     table = Table(
-        title=f"{what}, {row['lanes']} lane(s)",
+        title=f"{what}, {counted(row['lanes'], 'lane')}",
         caption=f"{whole['lane_steps_per_s']:,.0f} lane-steps/s with evaluation "
         f"({whole['lane_steps_per_s_learning']:,.0f} without); compiled in "
         f"{row['compile_s_cold']:.0f} s cold, {row['compile_s_cached']:.0f} s cached; replay "

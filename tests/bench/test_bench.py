@@ -95,7 +95,7 @@ def whole(tmp_path_factory) -> Path:
     process = start(folder)
     text, _ = process.communicate()
     assert process.returncode == 0, text
-    assert "2 program(s) to run on cpu (" in text and "8 curve(s) added" in text
+    assert "2 programs to run on cpu (" in text and "8 curves added" in text
     return folder
 
 
@@ -198,7 +198,7 @@ def test_a_failing_program_is_named_at_the_end_with_a_status(tmp_path, whole, be
     (tmp_path / "runs/bench/mine" / names[0] / "run").write_text("in the way")
     status, text = bench(tmp_path)
     assert status == 1
-    assert "1 program(s) finished, 4 curve(s) added" in text and f"failed: {names[0]}" in text
+    assert "1 program finished, 4 curves added" in text and f"failed: {names[0]}" in text
     (tmp_path / "runs/bench/mine" / names[0] / "run").unlink()
     status, text = bench(tmp_path)
     assert status == 0, text
@@ -227,4 +227,4 @@ def test_seeds_that_their_file_lacks_are_noted_and_planned_again(whole, tmp_path
     status, text = bench(tmp_path, "--dry-run")
     assert status == 0 and "point.csv lacks seed 1 of program monkey-" in text
     assert "7 of 8 curves are in" in text
-    assert "new, part of 4" in text and "1 program(s) have fewer lanes than the suite" in text
+    assert "new, part of 4" in text and "1 program with fewer lanes than the suite" in text

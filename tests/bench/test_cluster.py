@@ -57,7 +57,7 @@ def connected(monkeypatch, ray: FakeRay) -> cluster.Cluster:
 def test_a_job_asks_for_a_gpu_and_its_share_of_the_cpus(monkeypatch) -> None:
     big, small = {"GPU": 8.0, "CPU": 64.0}, {"GPU": 4.0, "CPU": 26.0, "accelerator_type:T4": 1.0}
     found = connected(monkeypatch, FakeRay({"CPU": 4.0}, big, small))
-    assert found.hardware == "T4" and "2 node(s) with 12 x T4" in found.about()
+    assert found.hardware == "T4" and "2 nodes with 12 x T4" in found.about()
     assert found._needs(3) == (1, 3) and found._needs(15) == (1, 6) and found._needs(0) == (1, 1)
     assert len(found.slots(100)) == 100 and len(found.slots(100, waiting=False)) == 12
     ray = FakeRay({"GPU": 4.0, "CPU": 2.0}, answer=(__version__, "NVIDIA H200", 2**37))
@@ -139,4 +139,4 @@ def test_a_worker_killed_on_a_real_cluster_changes_no_number(tmp_path) -> None:
     from benchmarks.cluster import demonstrate
 
     printed = demonstrate(tmp_path, "worker", False, 2_000, seeds="0", more="")
-    assert "goes on from its checkpoint" in printed and "2 program(s) finished" in printed
+    assert "goes on from its checkpoint" in printed and "2 programs finished" in printed

@@ -50,7 +50,7 @@ def test_all_jobs_run_and_those_with_the_fewest_missing_curves_come_first(
     scene = Scene(tmp_path, monkeypatch, [5, 1, 3])
     assert scene.drive.run() == 0
     assert scene.started == [1, 2, 0] and len(scene.plan.finished) == 3
-    assert "3 program(s) finished, 9 curve(s) added" in drive.summary(scene.drive)
+    assert "3 programs finished, 9 curves added" in drive.summary(scene.drive)
 
 
 def test_as_many_jobs_run_at_once_as_there_are_devices(tmp_path, monkeypatch) -> None:

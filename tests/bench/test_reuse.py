@@ -87,7 +87,7 @@ def test_curves_with_the_same_settings_are_taken(tmp_path, bench) -> None:
     assert "2 of them come from results/main, made with the same settings (commit abc1234)" in text
     assert not Path("results/sweep").exists()
     status, text = bench("--agents", SAME)  # nothing is left to run
-    assert status == 0 and "2 of 2 curves are in results/sweep; 0 program(s)" in text
+    assert status == 0 and "2 of 2 curves are in results/sweep; 0 programs" in text
     (method,) = results.read_suite(Path("results/sweep"))
     assert method.agent == SAME and list(method.tasks) == ["probe/point"]
     series = method.tasks["probe/point"]

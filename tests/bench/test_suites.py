@@ -174,7 +174,7 @@ def test_the_plan_of_a_suite_can_be_shown(name: str, count: int, tmp_path) -> No
     with io.StringIO() as text:
         show_plan(plan, "NVIDIA H200", Board(Console(file=text, width=200), False), plan.todo)
         shown = text.getvalue()
-    assert f"{count} program(s) to run" in shown and "unknown" not in shown
+    assert f"{count} programs to run" in shown and "unknown" not in shown
     assert ("oracle (TASK-dense)" in shown) == (name == "adroit-sparse")
 
 

@@ -100,6 +100,21 @@ def test_modules_that_cannot_be_imported(
         assert f"wrong_{name}" not in sys.modules
 
 
+def test_a_file_that_another_module_hides_is_told(tmp_path: Path, monkeypatch) -> None:
+    """`ace train json:make` beside a json.py: Python finds its own module first."""
+    monkeypatch.chdir(tmp_path)
+    hidden = r"^task 'json:make': module json \(\S*json/__init__\.py{}\) has no callable 'make'"
+    with pytest.raises(TaskError, match=hidden.format("")):
+        validate("json:make")
+    (tmp_path / "json.py").write_text("def make(): ...")
+    with pytest.raises(TaskError, match=hidden.format(", which hides your json.py: rename yours")):
+        validate("json:make")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "found_here.py").write_text("")
+    with pytest.raises(TaskError, match=r"\(\S*found_here.py\) has no callable 'make'"):
+        validate("found_here:make")
+
+
 def test_a_missing_module_is_looked_for_on_the_path() -> None:
     for task in ("no_such_package.envs:make", "tests.envs.no_such_module:make"):
         with pytest.raises(TaskError, match="start in the folder that holds the module"):

@@ -364,6 +364,24 @@ def test_eval_repeats_the_last_evaluation(finished, capsys):
         assert f"{last['return']:.1f}" in shown and f"{last['policy_return']:.1f}" in shown
 
 
+def test_an_evaluation_that_cannot_fit_is_refused(finished, capsys, monkeypatch):
+    for command in ("eval", "diagnose"):
+        with pytest.raises(SystemExit):
+            cli.main([command, str(finished), "--episodes", "100000000"])
+        assert "eval_episodes is 100000000; it must be at most 10000" in capsys.readouterr().err
+    monkeypatch.setattr("ace.engine.resources.device_memory", lambda: 2**20)
+    with pytest.raises(SystemExit):
+        cli.main(["eval", str(finished), "--episodes", "10000"])
+    assert "the candidates of an evaluation's plans" in capsys.readouterr().err
+
+
+def test_numbers_that_no_memory_holds_are_one_line(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["theory", "--mdps", "100000000000000000", "--out", str(tmp_path / "out")])
+    error = capsys.readouterr().err
+    assert "not enough memory" in error and error.count("\n") == 1
+
+
 def test_a_folder_is_never_overwritten(finished, capsys):
     before = (finished / "eval.csv").read_text()
     argv = ["train", *PAIR, "--preset", "debug", "--run", str(finished), "--quiet"]

@@ -71,6 +71,17 @@ def test_each_function_is_traced_once(two_seeds):
     assert set(traced.values()) == {1}
 
 
+def test_no_time_is_foretold_before_learning_has_its_own_speed(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr("ace.run.record.Recorder.status", lambda self, text: said.append(text))
+    _, run = small_run(tmp_path / "run", TASK, *QUICK)
+    seed_steps = run.setups[0].config.seed_steps
+    phases = [text for text in said if not text.startswith("compiling")]
+    assert phases[:seed_steps] == ["random actions"] * seed_steps
+    assert "first updates" in phases[seed_steps : seed_steps + 2]
+    assert set(phases[seed_steps + 2 :]) == {""}
+
+
 def test_lanes_may_vary_a_setting(tmp_path):
     state, run = small_run(tmp_path / "run", TASK, *QUICK, "--vary", "learn.td-lambda=0,0.8")
     assert run.labels == ["learn.td_lambda=0", "learn.td_lambda=0.8"]

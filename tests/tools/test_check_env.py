@@ -215,7 +215,8 @@ def test_the_command(capsys) -> None:
     ("argv", "words"),
     [
         (["probe/pont"], "did you mean probe/point"),
-        (["probe/point", "--steps", "0"], "--steps must be at least 1"),
+        (["probe/point", "--steps", "0"], "--steps must lie in 1..10000000"),
+        (["probe/point", "--steps", "100000000"], "--steps must lie in 1..10000000"),
         (["probe/point", "--seed", "-1"], "--seed in 0.."),
         ([], "TASK is missing"),
     ],

@@ -1,5 +1,5 @@
 """The names in docs/algorithm.md are those of the package, and so are the package's names and files
-in docs/design.md and docs/extend.md, which also name all fields of the contracts.
+in every other document; docs/design.md and docs/extend.md also name all fields of the contracts.
 
 Whatever stands in docs/algorithm.md in backticks with a dot in it, or as a call, is one of three
 things: an attribute of the package, `ace.x.y`; a setting, `section.field`, perhaps with `=value`,
@@ -20,7 +20,12 @@ from ace.settings.config import Config, flatten, literals
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "algorithm.md").read_text()
-OTHER_TEXTS = {name: (ROOT / "docs" / name).read_text() for name in ("design.md", "extend.md")}
+OTHER_TEXTS = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for pattern in ("README.md", "docs/*.md", "results/*/README.md")
+    for path in ROOT.glob(pattern)
+    if path.name != "algorithm.md"
+}
 OTHERS = {
     "jnp.where(first, 0, ...)": "code of JAX",
     'name.startswith("humanoid")': "code of Python",
@@ -73,16 +78,33 @@ def resolve(name: str) -> Any:
 
 @pytest.mark.parametrize("text", OTHER_TEXTS.values(), ids=OTHER_TEXTS)
 def test_names_and_files_of_the_package_in_other_documents(text: str) -> None:
-    dotted = set(re.findall(r"`(ace(?:\.\w+)+)", text))
-    files = set(re.findall(r"`((?:ace|tests|examples|docs)/[\w/.-]*)`", text))
-    assert len(dotted) > 5 and len(files) > 5
-    for name in dotted:
+    for name in dotted_in(text):
         assert resolve(name) is not None
-    assert not [name for name in files if not (ROOT / name).exists()]
+    assert not [name for name in files_in(text) if not (ROOT / name).exists()]
 
 
-@pytest.mark.parametrize("text", OTHER_TEXTS.values(), ids=OTHER_TEXTS)
-def test_documents_name_every_field_of_the_contracts(text: str) -> None:
+def dotted_in(text: str) -> set[str]:
+    return set(re.findall(r"`(ace(?:\.\w+)+)", text))
+
+
+def files_in(text: str) -> set[str]:
+    return set(re.findall(r"`((?:ace|tests|examples|docs|benchmarks)/[\w/.-]*)`", text))
+
+
+def test_there_are_names_and_files_to_check() -> None:
+    assert sum(len(dotted_in(text)) for text in OTHER_TEXTS.values()) > 50
+    assert sum(len(files_in(text)) for text in OTHER_TEXTS.values()) > 80
+
+
+@pytest.mark.parametrize("name", OTHER_TEXTS)
+def test_links_between_documents_lead_somewhere(name: str) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#\s]+)", OTHER_TEXTS[name])
+    assert not [t for t in targets if not ((ROOT / name).parent / t).exists()]
+
+
+@pytest.mark.parametrize("name", ["docs/design.md", "docs/extend.md"])
+def test_documents_name_every_field_of_the_contracts(name: str) -> None:
+    text = OTHER_TEXTS[name]
     said = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", text))))
     fields = {field.name for field in dataclasses.fields(Agent)} | {*Planner._fields}
     assert not fields - said

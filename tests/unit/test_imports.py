@@ -114,6 +114,16 @@ def test_planners_know_noise_and_types_of_the_method_and_no_model(name: str) -> 
     assert others <= {"method.noise", "method.types"}
 
 
+ABOVE_AGENTS = ("engine", "run", "tools", "bench", "cli", "__init__")
+
+
+@pytest.mark.parametrize("name", [n for n in MODULES if room(n) in ABOVE_AGENTS])
+def test_what_runs_agents_knows_only_their_contracts(name: str) -> None:
+    """The tables and their contracts, and no single agent or planner."""
+    known = {n for n in ours(name) if room(n) in ("agents", "planners")}
+    assert known <= {"agents", "planners"}
+
+
 @pytest.mark.parametrize("name", [n for n in MODULES if room(n) in ("method", "replay")])
 def test_the_method_does_not_know_the_replay_and_the_replay_only_its_types(name: str) -> None:
     others = {n for n in ours(name) if room(n) != "settings"}

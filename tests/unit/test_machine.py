@@ -65,7 +65,10 @@ def test_a_run_that_does_not_fit_beside_another_is_refused(monkeypatch) -> None:
         driver(monkeypatch, says)
         assert 0 < resources.check_memory("ace", setups, 10**7) < 2**30
     driver(monkeypatch, "200\n")
-    with pytest.raises(ConfigError, match=r"only 0\.2 GiB of the device are free; wait until"):
+    with pytest.raises(
+        ConfigError,
+        match=r"for 1 lane, and 0\.2 GiB of the device are free; wait",
+    ):
         resources.check_memory("ace", setups, 10**7)
 
 

@@ -325,7 +325,7 @@ def task_defaults(task: str) -> Mapping[str, Any]:
 
 
 def agent(own: type[MrqConfig], defaults: Mapping[str, Any], *more: str) -> Agent:
-    """An agent of this file, of its own settings, defaults of the common ones, and more metrics."""
+    """An agent of this file: a class of settings, defaults of common ones, additional metrics."""
     shared = {  # of the public runs, where they differ from ACE's
         "precision": "f32",
         "seed_steps": 10_000,

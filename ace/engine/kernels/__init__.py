@@ -66,6 +66,10 @@ class Report:
         """Kinds that never fitted the sizes of a layer, each with the reason."""
         return {kind: why for kind, why in self.misfits.items() if kind not in self.used}
 
+    def described(self) -> dict[str, Any]:
+        """The same for a file."""
+        return {"kernels_used": sorted(self.used), "kernels_unused": self.unused()}
+
     def line(self) -> str:
         """One line for the user."""
         used = ", ".join(sorted(self.used)) or "none"

@@ -151,7 +151,8 @@ def pallas() -> Any:
 def _stop_looking_for_triton() -> None:
     """While a kernel is lowered, MLIR asks for the type of every value, and each time looks in
     three folders for the Python module of Triton's types, which jaxlib does not have: that took a
-    sixth of the time to trace and lower a plan and an update. It stops once it finds a module."""
+    sixth of the time to trace and lower a plan and an update. An empty module in its place ends the
+    search."""
     name = "jaxlib.mlir.dialects.tt"
     if importlib.util.find_spec(name) is None:
         sys.modules[name] = ModuleType(name)

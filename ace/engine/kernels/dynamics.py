@@ -166,7 +166,7 @@ def _step(each: int, z, actions, t, b, keep, *weights: Any):
 
         zero = jnp.zeros((each, latent), F32)
         change = jax.lax.fori_loop(0, hidden // CHUNK, some, zero) + c[...]
-        # Read again: kept in registers since the gates, the latent would leave the loop too few.
+        # Load the latent again: kept across the loop it would make registers spill.
         old_z = wide(here.read(z, slice(0, latent), latent))
         here.write(z_out, fma(keep[0], old_z, change))
 

@@ -4,7 +4,7 @@ column.
 The forward pass reads its input once, writes only its result, and keeps mean and rstd of every row.
 The backward pass reads input and gradient once and also sums the parameters' gradients over rows. A
 thread block loops over its rows with those sums in registers. It is one warp, so that a sum over a
-row needs no shared memory; where that would take too many registers it is more.
+row needs no shared memory; wide rows get more warps, to limit the registers of each thread.
 
 Layers of several networks that share an input can come from one matrix product: with parameters
 [G, W], rows [n, G W] become [G, n, W], each network's result contiguous.
