@@ -8,15 +8,10 @@ from urllib.parse import quote
 
 from ace.bench.scores import SCORINGS, Entry
 from ace.bench.summary import STATISTICS
+from ace.settings.words import counted
 from ace.tools import plots
 
 Numbers = Mapping[str, Any]
-# The page's colours, so that a method looks the same in both.
-OURS = ("#0072b2", "#d55e00", "#00896a", "#b0479a", "#a87900", "#2292bf", "#7350c8", "#6b4a2b")
-PUBLIC = (
-    *("#6d87ab", "#ab7c48", "#5f9180", "#a9708f", "#8b833f"),
-    *("#7d7d7d", "#8370ab", "#4f8b9a", "#99695b", "#5c6a88"),
-)
 STYLE: dict[Any, Any] = plots.STYLE | {
     "text.parse_math": False,  # a task name with a dollar sign is not a formula
     "pdf.fonttype": 42,
@@ -91,10 +86,11 @@ def _styles(data: Numbers) -> dict[str, dict[str, Any]]:
         if not method["shown"]:
             continue
         if method["kind"] == "ours":
-            dash = "-" if index < len(OURS) else "--"
-            found[method["name"]] = {"color": OURS[index % len(OURS)], "linewidth": 2, "ls": dash}
+            dash = "-" if index < len(plots.COLOURS) else "--"
+            colour = plots.COLOURS[index % len(plots.COLOURS)]
+            found[method["name"]] = {"color": colour, "linewidth": 2, "ls": dash}
         elif method["kind"] == "public":
-            colour = PUBLIC[index % len(PUBLIC)]
+            colour = plots.SOFT[index % len(plots.SOFT)]
             found[method["name"]] = {"color": colour, "linewidth": 1.3, "ls": "--"}
         else:
             dots = {"color": "black", "linewidth": 1.2, "ls": ":", "marker": "o", "markersize": 3}
@@ -141,6 +137,9 @@ def _curves(data: Numbers, scoring: str) -> Any:
             shown = line if "seeds" in line else {**line, "low": None}
             _line(axis, _cropped(shown, "env_step", right), "env_step", styles[name])
         _limits(axis, right)
+        if counts := sorted({len(line["seeds"]) for line in lines.values() if "seeds" in line}):
+            least = f"{counts[0]} to " if len(counts) > 1 else ""
+            plots.say_seeds(axis, least + counted(counts[-1], "seed"))
         axis.set_xlabel("env steps")
         axis.set_ylabel(task["column"])
     _legend(figure, used)
@@ -287,14 +286,8 @@ def _limits(axis: Any, right: float | None, seconds: bool = False) -> None:
     if axis.dataLim.ymin >= 0:
         axis.set_ylim(bottom=0)
     axis.locator_params(axis="x", nbins=5)
-    text = _time if seconds else _steps
+    text = _time if seconds else plots.steps_text
     axis.xaxis.set_major_formatter(lambda value, _: text(value))
-
-
-def _steps(value: float) -> str:
-    if value >= 1e6:
-        return f"{value / 1e6:g}M"
-    return f"{value / 1e3:g}k" if value >= 1e3 else f"{value:g}"
 
 
 def _time(seconds: float) -> str:

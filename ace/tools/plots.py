@@ -1,5 +1,5 @@
-"""Figures and videos from recorded runs: learning curves with bootstrap intervals, our curves
-beside published ones, and episodes as mp4. Drawing packages are imported only when used."""
+"""Figures and videos from recorded runs: learning curves with bootstrap intervals, and episodes as
+mp4. Drawing packages are imported only when used."""
 
 import io
 import warnings
@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from ace.settings.words import counted
+
 Rows = Sequence[Mapping[str, Any]]
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# Softer tones for curves that are context; each also carries its name beside its end.
-MUTED = (
-    *("#7d9cc4", "#c9935a", "#74a892", "#c78bab", "#a39a58"),
-    *("#8c8c8c", "#9a84c4", "#5fa3b3", "#b07a6a", "#6b7a99"),
+# The colours of all figures and of the report's page, for curves of our own: colour-blind readers
+# can tell them apart, and they are dark enough for thin lines.
+COLOURS = ("#0072b2", "#d55e00", "#00896a", "#b0479a", "#a87900", "#2292bf", "#7350c8", "#6b4a2b")
+# Softer tones, for curves of others.
+SOFT = (
+    *("#6d87ab", "#ab7c48", "#5f9180", "#a9708f", "#8b833f"),
+    *("#7d7d7d", "#8370ab", "#4f8b9a", "#99695b", "#5c6a88"),
 )
-OURS = "#C1121F"
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -95,57 +97,7 @@ def learning_curve(folder: Path, out: Path, labels: Mapping[int, str] | None = N
     if train:
         dots = {"color": neutral, "alpha": 0.4, "marker": ".", "linestyle": ""}
         keys.append(("training episode", dots))
-    _save(_unique(row["task"] for row in rows), draw, keys, out, panel_width=4.2)
-
-
-def curves(runs: Mapping[str, Rows], out: Path, title: str | None = None) -> None:
-    """Draw the evaluations of several runs over each other, one panel per task."""
-    styles = {name: {"color": _colour(index), "linewidth": 2} for index, name in enumerate(runs)}
-
-    def draw(axis: Any, task: str) -> None:
-        for name, rows in runs.items():
-            if mine := [row for row in rows if row["task"] == task]:
-                _draw_mean(axis, mine, **styles[name])
-                _count_seeds(axis, mine)
-
-    tasks = _unique(row["task"] for rows in runs.values() for row in rows)
-    _save(tasks, draw, list(styles.items()), out, panel_width=3.6, title=title)
-
-
-def comparison(
-    ours: Mapping[str, Rows],
-    paper: Mapping[str, Mapping[int, float]],
-    anchors: Rows,
-    out: Path,
-    title: str | None = None,
-) -> None:
-    """Draw our curves over the paper's points and the public curves of other methods."""
-    methods = _unique(row["method"] for row in anchors)
-    colours = {name: MUTED[index % len(MUTED)] for index, name in enumerate(methods)}
-    mean_line = {"color": OURS, "linewidth": 2.4}
-    paper_line = {
-        "color": "black",
-        "linewidth": 1.2,
-        "linestyle": ":",
-        "marker": "o",
-        "markersize": 4,
-        "clip_on": False,
-    }
-
-    def draw(axis: Any, task: str) -> None:
-        ends = _draw_methods(axis, [row for row in anchors if row["task"] == task], colours)
-        points = sorted(paper.get(task, {}).items())
-        if points:
-            axis.plot(*zip(*points, strict=True), zorder=4, **paper_line)
-        if rows := ours.get(task, ()):
-            _draw_mean(axis, rows, zorder=5, **mean_line)
-            _count_seeds(axis, rows)
-        _limits(axis)
-        _label_ends(axis, ends)
-
-    keys = [("ACE, this project: mean and 95% interval", mean_line)] if any(ours.values()) else []
-    keys += [("ACE, paper", paper_line)] if any(paper.values()) else []
-    _save(_unique([*ours, *paper]), draw, keys, out, panel_width=3.6, title=title)
+    _save(_unique(row["task"] for row in rows), draw, keys, out)
 
 
 def save_video(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
@@ -167,8 +119,6 @@ def _save(
     draw: Callable[[Any, str], None],
     keys: Sequence[tuple[str, dict[str, Any]]],
     out: Path,
-    panel_width: float,
-    title: str | None = None,
 ) -> None:
     """Lay out one panel per task, let `draw` fill it, and write the figure."""
     import matplotlib
@@ -179,8 +129,7 @@ def _save(
     lines = -(-len(tasks) // columns)
     # A bare Figure draws with Agg and leaves the user's own backend alone.
     with matplotlib.rc_context(STYLE):
-        size = (panel_width * columns, 3.1 * lines + 0.35 + 0.3 * bool(title))
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=(4.2 * columns, 3.1 * lines + 0.35), layout="constrained")
         panels = figure.subplots(lines, columns, squeeze=False)
         for index, axis in enumerate(panels.flat):
             if index >= len(tasks):
@@ -189,13 +138,11 @@ def _save(
             axis.set_title(tasks[index], loc="left", fontweight="bold")
             draw(axis, tasks[index])
             _limits(axis)
-            axis.set_xlabel("environment steps")
+            axis.set_xlabel("env steps")
             if index % columns == 0:
-                axis.set_ylabel("episode return")
+                axis.set_ylabel("return")
         handles = [Line2D([], [], label=name, **style) for name, style in keys]
         _add_legend(figure, handles)
-        if title:
-            figure.suptitle(title, fontsize=11, x=0.01, ha="left")
         _write_png(figure, out)
 
 
@@ -239,7 +186,7 @@ def _draw_run(axis: Any, rows: Rows, train: Rows, colour: str) -> None:
         axis.plot(*curve, color=colour, alpha=0.35, linewidth=0.7)
     axis.plot(*_mean_curve(rows, "policy_return"), color=colour, linewidth=1.2, linestyle="--")
     _draw_mean(axis, rows, color=colour, linewidth=2)
-    _count_seeds(axis, rows)
+    say_seeds(axis, counted(len({row["seed"] for row in rows}), "seed"))
 
 
 def _draw_mean(axis: Any, rows: Rows, **style: Any) -> None:
@@ -248,70 +195,6 @@ def _draw_mean(axis: Any, rows: Rows, **style: Any) -> None:
     if len(values) > 1:
         band = {"color": style["color"], "alpha": 0.18, "linewidth": 0}
         axis.fill_between(steps, *bootstrap_interval(values), **band)
-
-
-def _draw_methods(
-    axis: Any, rows: Rows, colours: Mapping[str, str]
-) -> list[tuple[float, float, str, str]]:
-    """Thin mean curves; returns where each ends, with its name and colour."""
-    ends = []
-    for name, colour in colours.items():
-        steps, mean = _mean_curve([row for row in rows if row["method"] == name], "return")
-        if steps.size:
-            axis.plot(steps, mean, color=colour, linewidth=1.1, zorder=2)
-            ends.append((float(steps[-1]), float(mean[-1]), name, colour))
-    return ends
-
-
-def _label_ends(axis: Any, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Names right of the panel, moved apart where curves end close together."""
-    ends = sorted(ends, key=lambda end: end[1])
-    low, high = axis.get_ylim()
-    heights = spread([(y - low) / (high - low) for _, y, _, _ in ends], gap=0.062)
-    for (x, y, name, colour), height in zip(ends, heights, strict=True):
-        axis.annotate(
-            name,
-            xy=(x, y),
-            xytext=(1.045, height),
-            textcoords="axes fraction",
-            color=colour,
-            fontsize=7.5,
-            va="center",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour,
-                "linewidth": 0.6,
-                "shrinkA": 1,
-                "shrinkB": 1,
-                "relpos": (0, 0.5),
-            },
-        )
-
-
-def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Sorted heights in [0, 1], moved apart to be `gap` from each other where they crowd."""
-    groups: list[list[float]] = []
-    for height in heights:
-        groups.append([height])
-        # Neighbours that touch become one block, centred on the mean of its members.
-        while len(groups) > 1 and _overlap(groups[-2], groups[-1], gap):
-            groups[-2].extend(groups.pop())
-    return [
-        _centre(group, gap) + gap * (index - (len(group) - 1) / 2)
-        for group in groups
-        for index in range(len(group))
-    ]
-
-
-def _overlap(lower: Sequence[float], upper: Sequence[float], gap: float) -> bool:
-    needed = gap * (len(lower) + len(upper)) / 2
-    return _centre(upper, gap) - _centre(lower, gap) < needed
-
-
-def _centre(group: Sequence[float], gap: float) -> float:
-    half = gap * (len(group) - 1) / 2
-    return max(half, min(float(np.mean(group)), 1 - half))
 
 
 def _limits(axis: Any) -> None:
@@ -329,9 +212,9 @@ def steps_text(value: float) -> str:
     return f"{value / 1e3:g}k" if value >= 1e3 else f"{value:g}"
 
 
-def _count_seeds(axis: Any, rows: Rows) -> None:
-    count = len({row["seed"] for row in rows})
-    axis.set_title(f"{count} seed{'s' * (count > 1)}", loc="right", fontsize=8, color="#777777")
+def say_seeds(axis: Any, text: str) -> None:
+    """Say above a panel how many seeds its curves have."""
+    axis.set_title(text, loc="right", fontsize=8, color="#777777")
 
 
 def _mean_curve(rows: Rows, column: str) -> tuple[np.ndarray, np.ndarray]:
@@ -352,7 +235,7 @@ def _by_seed(rows: Rows, column: str) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def _colour(index: int) -> str:
-    palette = (*COLOURS, *MUTED)
+    palette = (*COLOURS, *SOFT)
     return palette[index % len(palette)]
 
 

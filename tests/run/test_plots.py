@@ -52,12 +52,6 @@ def test_align_reads_seeds_at_shared_steps():
     np.testing.assert_allclose(values, [[5, 10, 15], [1, 3, 5]])
 
 
-def test_spread_keeps_labels_apart_and_inside():
-    np.testing.assert_allclose(plots.spread([0.1, 0.5, 0.9], 0.1), [0.1, 0.5, 0.9])
-    crowded = plots.spread([0.0, 0.01, 0.5, 0.99, 1.0, 1.0], 0.1)
-    np.testing.assert_allclose(crowded, [0.0, 0.1, 0.5, 0.8, 0.9, 1.0])
-
-
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_learning_curve_writes_a_picture(tmp_path, seeds):
     lanes = [LaneInfo(lane, lane % seeds, f"toy/{lane // seeds}", "") for lane in range(2 * seeds)]
@@ -112,9 +106,11 @@ def test_the_legend_of_varied_settings_lies_inside_the_figure(
 def test_a_short_legend_is_one_row(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(plots, "_write_png", lambda figure, out: drawn.append(figure))
-    rows = [{"task": "a", **row(seed, step, step)} for seed in range(3) for step in (0, 10)]
-    plots.curves({"one": rows, "two": rows}, tmp_path / "two.png")
-    plots.curves({"one": rows}, tmp_path / "one.png")
+    with Recorder(tmp_path, [LaneInfo(lane, 0, "a", "") for lane in range(2)], 10, True) as record:
+        for lane, env_step in itertools.product(range(2), (0, 10)):
+            record.evaluation(lane, env_step, env_step, None, 10)
+    plots.learning_curve(tmp_path, tmp_path / "two.png", {0: "one", 1: "two"})
+    plots.learning_curve(tmp_path, tmp_path / "one.png", {0: "one", 1: "one"})
     (two, figure), (one, _) = map(legend_box, drawn)
     assert two.height == pytest.approx(one.height) and two.width > one.width
     assert figure.height == pytest.approx(345)  # 3.1 inches of panel and 0.35 of legend
@@ -125,16 +121,6 @@ def test_learning_curve_without_evaluations_says_so(tmp_path):
     (tmp_path / "eval.csv").write_text("lane,task\n")
     with pytest.raises(ValueError, match="no evaluations"):
         plots.learning_curve(tmp_path, tmp_path / "curve.png")
-
-
-def test_comparison_works_with_and_without_own_runs(tmp_path):
-    ours = {"a": [row(seed, step, step + seed) for seed in range(3) for step in (0, 10)], "b": []}
-    anchors = [{"method": "M", "task": "a", **row(0, step, step)} for step in (0, 8)]
-    paper = {"a": {5: 4.0, 10: 9.0}, "b": {5: 1.0}}
-    plots.comparison(ours, paper, anchors, tmp_path / "full.png", title="Two tasks")
-    plots.comparison({}, paper, anchors, tmp_path / "none.png")
-    assert image_colours(tmp_path / "full.png") > 10
-    assert image_colours(tmp_path / "none.png") > 10
 
 
 @pytest.mark.filterwarnings("ignore:os.fork")  # the reader's; the writer keeps its own quiet
