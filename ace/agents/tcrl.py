@@ -85,11 +85,6 @@ def new(rng: nets.Rng, config: Config, obs: int, action: int) -> Params:
     }
 
 
-def pad(config: Config, state: TcrlState, sizes: Sizes) -> TcrlState:
-    """The same agent for larger observations and actions, whose new entries are always zero."""
-    return nets.pad(state, told.axes(config), dict(zip(("obs", "action"), sizes, strict=True)))
-
-
 def critics(params: Params, z: jax.Array, action: jax.Array) -> jax.Array:
     """Q1 and Q2 of (z, a): [2, ...], float32; a layer norm and a tanh after the common layer."""
     p = params["value"]
@@ -332,7 +327,7 @@ def task_defaults(task: str) -> Mapping[str, Any]:
 
 AGENT = Agent(
     init=init,
-    pad=pad,
+    pad=told.pad,
     act=act,
     update=update,
     metrics=(

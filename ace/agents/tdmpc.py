@@ -15,7 +15,7 @@ from ace import replay
 from ace.agents import planning, told
 from ace.agents.contract import OFF_POLICY, Agent, Sizes
 from ace.agents.told import cast
-from ace.method import losses, nets, targets
+from ace.method import losses, targets
 from ace.method.learner import adam_init, move_target, optimise, split
 from ace.method.model import action_normal, noisy_policy, policy, smallest
 from ace.method.types import Batch, Lane, Metrics, Params
@@ -48,11 +48,6 @@ def init(config: Config, seed: int, sizes: Sizes) -> TdmpcState:
     none: Any = np.zeros((), np.int32)
     target = {name: params[name] for name in ("encoder", "value")}
     return TdmpcState(params, target, adam_init(config.learn, *split(params)), none, none)
-
-
-def pad(config: Config, state: TdmpcState, sizes: Sizes) -> TdmpcState:
-    """The same agent for larger observations and actions, whose new entries are always zero."""
-    return nets.pad(state, told.axes(config), dict(zip(("obs", "action"), sizes, strict=True)))
 
 
 def memory(config: Config, action_size: int) -> Memory:
@@ -308,7 +303,7 @@ def task_defaults(task: str) -> Mapping[str, Any]:
 
 AGENT = Agent(
     init=init,
-    pad=pad,
+    pad=told.pad,
     act=act,
     update=update,
     metrics=(

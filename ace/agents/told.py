@@ -1,10 +1,13 @@
 """TOLD, the networks of TD-MPC: encoder h, latent dynamics d, reward R, twin critics Q and policy
 pi, all of them plain MLPs. Written for one lane; `[...]` stands for any batch axes."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ace.agents.contract import Sizes
 from ace.method import nets
 from ace.method.model import DTYPES, join, noisy_policy
 from ace.method.types import Params
@@ -53,6 +56,11 @@ def axes(config: Config) -> nets.Axes:
         found["dynamics", "out", leaf] = (-1, (latent,))
         found["policy", "out", leaf] = (-1, (action,))
     return found
+
+
+def pad(config: Config, state: Any, sizes: Sizes) -> Any:
+    """The same agent for larger observations and actions, whose new entries are always zero."""
+    return nets.pad(state, axes(config), dict(zip(("obs", "action"), sizes, strict=True)))
 
 
 def cast(config: Config, params: Params) -> Params:

@@ -46,11 +46,18 @@ def _digest(parts: Sequence[str]) -> str:
 
 
 def check_folder(folder: Path, description: Mapping[str, Any]) -> None:
-    """Refuse a folder that holds another run than the described one."""
+    """Refuse a folder that holds another run than the described one, or other files."""
     path = folder / "config.json"
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; give --run a folder")
     if not path.exists():
+        begun = ("lock", "config.json.new")  # all that a start leaves that was killed at once
+        others = sorted(p.name for p in folder.glob("*") if p.name not in begun)
+        if others:
+            raise ConfigError(
+                f"{folder.resolve()} holds other files ({', '.join(others[:3])}) and no run; give "
+                "--run a new folder"
+            )
         return
     found, wanted = _filled(read_json(path)), json.loads(json.dumps(description))
     if differing := differences(found, wanted):

@@ -291,7 +291,7 @@ def test_a_padded_lane_plans_like_the_plain_one() -> None:
     obs = np.random.default_rng(0).normal(size=OBS).astype(np.float32)
     found = []
     for sizes in (SIZES, WIDE):
-        lane, params = lane_of(sizes=sizes), tdmpc.pad(SMALL, fresh(), sizes).params
+        lane, params = lane_of(sizes=sizes), told.pad(SMALL, fresh(), sizes).params
         here = jnp.pad(obs, (0, sizes[0] - OBS))
         args = (jnp.bool_(True), jnp.int32(30_000), jax.random.key(3), False)
         action, _ = act(lane, params, AGENT.memory(SMALL, sizes[1]), here, *args)

@@ -382,6 +382,16 @@ def test_numbers_that_no_memory_holds_are_one_line(tmp_path, capsys):
     assert "not enough memory" in error and error.count("\n") == 1
 
 
+def test_a_folder_of_other_files_is_not_filled(tmp_path, monkeypatch, capsys):
+    (tmp_path / "notes.txt").write_text("mine")
+    for folder in (str(tmp_path), "."):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit):
+            cli.main(["train", *PAIR, "--preset", "debug", "--run", folder])
+        assert f"{tmp_path} holds other files (notes.txt) and no run" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
 def test_a_folder_is_never_overwritten(finished, capsys):
     before = (finished / "eval.csv").read_text()
     argv = ["train", *PAIR, "--preset", "debug", "--run", str(finished), "--quiet"]
