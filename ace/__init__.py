@@ -5,7 +5,7 @@
     run = ace.train("dmc/cartpole-swingup", preset="cpu", seeds=(0, 1))
     agent = ace.load(run.folder)
     action, memory = agent.act(obs)          # begins an episode
-    action, memory = agent.act(obs, memory)  # goes on with it
+    action, memory = agent.act(obs, memory)  # continues it
 
 Importing the package loads neither JAX nor a simulator; its functions do when they are called. What
 cannot work raises a ConfigError (settings, folders, memory) or a TaskError (tasks, modules of

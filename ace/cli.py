@@ -287,7 +287,7 @@ def bench(argv: Sequence[str]) -> None:
 
 
 def read_results(command: str, argv: Sequence[str]) -> Any:
-    """The arguments of a command that reads results, without an import of JAX."""
+    """The arguments of a command that reads results; JAX is not imported for them."""
     import ace.settings
 
     ace.settings.help_only = True

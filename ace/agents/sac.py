@@ -114,7 +114,7 @@ def check(config: Config) -> None:
 
 Draw = Callable[..., list[Any]]
 """(masks, masks, ...): for each sequence of masks an orthogonal matrix with `net.mlp` columns and a
-row for every entry of the masks, zero where they are."""
+row for every entry of the masks, zero where the mask is zero."""
 
 
 def new(config: Config, seed: int, sizes: Sizes) -> Params:

@@ -1,5 +1,5 @@
-"""The paper's variants of ACE (section 10): the same agent with other settings. This table is all
-that makes them differ."""
+"""The paper's variants of ACE (docs/agents.md): the same agent with other settings. The variants
+differ in this table alone."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -80,7 +80,7 @@ def collect(planned: Planned, results: Path, command: str, suite: suites.Suite) 
         "wall_clock_s": wall,
         "lane_steps_per_s": round(rate, 1),
         "finished": now(),
-        **suite.told(),
+        **suite.for_report(),
     }
     add_program(results, description, tables)
     clean_up(folder)

@@ -75,24 +75,24 @@ def differences(
             f"there is only {entries[0].name} to compare; name a second folder, or a run with "
             "several settings (--vary)"
         )
-    told = list(notes)
+    notes = list(notes)
     shared = [t for t in entries[0].tasks if all(t in entry.tasks for entry in entries)]
     if left := sorted({t for entry in entries for t in entry.tasks} - set(shared)):
-        told.append(f"left out, because not all have them: {', '.join(left)}")
+        notes.append(f"left out, because not all have them: {', '.join(left)}")
     if not shared:
         raise ResultError("the results have no task in common, so there is nothing to compare")
     entries = [entry._replace(tasks={t: entry.tasks[t] for t in shared}) for entry in entries]
     scales: list[str] = []  # its notes on aggregates are dropped: a comparison has none
     tasks = choose_tasks(entries, at, scales, column)
-    told += [note for note in scales if "aggregates" not in note]
+    notes += [note for note in scales if "aggregates" not in note]
     scored = [task for task in tasks if task.env_step is not None]
-    scores = {e.name: {t.name: _score(e, t, told) for t in scored} for e in entries}
+    scores = {e.name: {t.name: _score(e, t, notes) for t in scored} for e in entries}
     paired = _paired(scores)
     if not paired:
-        told.append("the seeds differ, so the differences are not paired by seed")
+        notes.append("the seeds differ, so the differences are not paired by seed")
     fewest = min(len(score.seeds) for found in scores.values() for score in found.values())
     if fewest < FEW:
-        told.append(
+        notes.append(
             f"with {fewest} seeds a bootstrap interval is too narrow (the 95 % interval of a mean "
             "covers about 85 % with 5 seeds, 90 % with 10): take a clear difference as a hint"
         )
@@ -102,8 +102,8 @@ def differences(
     data["methods"] = [entry.name for entry in entries]
     for scoring in SCORINGS:
         data[scoring] = _differences(scores, scored, scoring, paired)
-    data["effects"] = {s: _effects(scores, scored, s, paired, told) for s in SCORINGS}
-    data["notes"] = list(dict.fromkeys(told))
+    data["effects"] = {s: _effects(scores, scored, s, paired, notes) for s in SCORINGS}
+    data["notes"] = list(dict.fromkeys(notes))
     return data
 
 
@@ -270,7 +270,7 @@ def _difference_grids(data: Numbers) -> list[Grid]:
             rows.append(cells)
         caption = (
             f"Difference from {data['reference']} ({_of(data)}{words}; {how}), with 95 % bootstrap "
-            "intervals over seeds. Clear: the interval does not hold zero."
+            "intervals over seeds. Clear: the interval excludes zero."
         )
         header = [
             "method",

@@ -50,7 +50,7 @@ def take_snapshot(folder: Path, into: Path, checkpoint: bool) -> list[Entry]:
 
 
 def _link_checkpoint(folder: Path, into: Path) -> tuple[list[Entry], list[str]]:
-    """Hard links to the newest checkpoint: the program may delete its own names meanwhile."""
+    """Hard links to the newest checkpoint: the program may delete the original files meanwhile."""
     files = Checkpoints(folder / "run")
     for step in reversed(files.steps()):
         try:

@@ -215,7 +215,7 @@ def _check_description(part: Part, there: Sequence[Part], folder: Path) -> None:
         if program and part.program and same and _lanes(program) != _lanes(part.program):
             raise ResultError(
                 f"{folder / PROGRAMS}: {part.name()} has other lanes than the program of that name "
-                "which is there; rename one of the two, the file and its id"
+                "already there; rename one of them (file name and id)"
             )
 
 

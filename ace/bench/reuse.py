@@ -99,5 +99,5 @@ def _description(
         "lanes": lanes,
         "lane_steps_per_s": None,
         "note": "; ".join(filter(None, (program.get("note"), note))),
-        **suite.told(),
+        **suite.for_report(),
     }

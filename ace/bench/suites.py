@@ -64,8 +64,8 @@ class Suite:
     score: str = ""  # the number that scores its tasks, if not the usual one
     columns: tuple[str, ...] = ()  # of its results, that a report draws beside the score
 
-    def told(self) -> dict[str, Any]:
-        """What descriptions of programs tell the report."""
+    def for_report(self) -> dict[str, Any]:
+        """Fields of the suite that program descriptions pass on to the report."""
         known = {"score": self.score, "columns": list(self.columns)}
         return {name: value for name, value in known.items() if value}
 
@@ -117,7 +117,7 @@ def parse(name: str, found: Mapping[str, Any], where: str) -> Suite:
         raise ConfigError(f"{where}: two agents are called {doubled[0]}")
     for task in found["tasks"]:
         if not isinstance(task, str) or found["tasks"].count(task) > 1:
-            raise ConfigError(f"{where}: tasks must be different names; {task!r} is not")
+            raise ConfigError(f"{where}: every task must be a name, given once; {task!r} is not")
     lanes = found.get("lanes", 15)
     if lanes < 1 or found["env_steps"] < 1:
         raise ConfigError(f"{where}: lanes and env_steps must be at least 1")

@@ -51,8 +51,8 @@ def summarise(
 ) -> Numbers:
     """All numbers of a report on our methods, beside public results if `anchors`, with the curves
     of further `columns`."""
-    told = list(notes)
-    tasks = choose_tasks(entries, at, told)
+    notes = list(notes)
+    tasks = choose_tasks(entries, at, notes)
     methods = list(entries)
     if anchors:
         methods += published.entries(tasks, {entry.name for entry in entries})
@@ -62,12 +62,12 @@ def summarise(
         raise ResultError(f"no seed was evaluated {where} an env step that the seeds share")
     unit = RETURN_SCALE if any(task.scale == RETURN_SCALE for task in tasks) else 1.0
     table = Table(methods, tasks, scores, unit, samples)
-    _tell(table, told)
+    _tell(table, notes)
     paper = published.paper(tasks) if anchors else {}
     programs, makers = _programs(entries)
     printed = published.aggregates(tasks, paper) if anchors else {}
     curves = {entry.name: task_curves(table, entry) for entry in methods}
-    further = {column: column_curves(table, column, told) for column in columns}
+    further = {column: column_curves(table, column, notes) for column in columns}
     return {
         "format": 1,
         "unit": unit,
@@ -84,7 +84,7 @@ def summarise(
         "aggregate_curves": {entry.name: aggregate_curves(table, entry) for entry in methods},
         "efficiency": efficiency(table),
         "programs": programs,
-        "notes": told,
+        "notes": notes,
     }
 
 
@@ -94,16 +94,16 @@ def choose_tasks(
     """Env step, column and scale of every task of our methods; `column` replaces the scores'."""
     names = list(dict.fromkeys(task for entry in entries for task in entry.tasks))
     tasks = []
-    told: dict[str, list[str]] = {}
+    tasks_of: dict[str, list[str]] = {}
     for name in names:
         chosen = column or column_of(entries, name)
         scale = 1.0 if chosen not in RETURNS else RETURN_SCALE if name.startswith("dmc/") else None
         step, note = choose_step(entries, name, chosen, at)
-        told.setdefault(note, []).append(name)
+        tasks_of.setdefault(note, []).append(name)
         tasks.append(Task(name, step, chosen, scale))
     _tell_scales(tasks, notes)
     # Most tasks stop for the same reason: one sentence for all of them.
-    notes += [f"{_listed(which)}: {note}" for note, which in told.items() if note]
+    notes += [f"{_listed(which)}: {note}" for note, which in tasks_of.items() if note]
     return tasks
 
 

@@ -73,7 +73,7 @@ class RunState:
 
 
 class Survey(NamedTuple):
-    """What agents are asked to show how well they know a task; zeros in lanes that are not."""
+    """Inputs for measuring how well agents know a task; zeros in lanes that are not measured."""
 
     states: Any  # [L, V, P, O] the values of every P are averaged over V
     obs: Any  # [L, N, H+1, O] segments whose latents are to be predicted

@@ -113,7 +113,7 @@ def free_memory() -> int | None:
         return None
     asked = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    # CUDA's own numbers of the cards may be others than the driver's; without a name all are asked.
+    # CUDA and the driver may number cards differently: without UUIDs or PCI order, ask for all.
     if "-" in visible or (visible and os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"):
         asked.append(f"--id={visible}")
     try:

@@ -1,5 +1,5 @@
-"""What a user should know about a task before a long run of it: a time limit that we assume, and
-seeds that it ignores."""
+"""Notes on a task for the start of a run: a time limit that is assumed because the task declares
+none, and episodes that do not repeat under a seed."""
 
 import functools
 from contextlib import suppress
@@ -25,8 +25,8 @@ def _notes(task: str) -> tuple[str, ...]:
     # This package's families repeat themselves: tests check that.
     if task.partition("/")[0] not in OWN and not repeats_itself(task):
         found.append(
-            f"task {task} does not repeat itself under a seed: runs of it cannot be repeated or"
-            " resumed exactly"
+            f"task {task} does not repeat its episodes under a seed: its runs cannot be repeated"
+            " or resumed exactly"
         )
     return tuple(found)
 

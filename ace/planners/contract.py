@@ -45,8 +45,8 @@ class Planner(NamedTuple):
     constants: Callable[[Config], Any] = lambda config: ()
     """Arrays that depend only on the settings of a lane, made once on the host."""
     reads: tuple[str, ...] = ("plan",)
-    """Settings that it reads: sections or single ones ("plan.population"). A run that changes
-    another one of its agent's plans is refused."""
+    """Settings that it reads: sections or single ones ("plan.population"). A run that changes a
+    setting which neither the planner nor its agent reads is refused."""
     check: Callable[[Config], None] = lambda config: None
     """Raises a ConfigError for settings that cannot work, before a run writes anything."""
 

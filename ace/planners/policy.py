@@ -1,5 +1,5 @@
-"""No search at all: act with the policy, as the paper's Greedy does (section 10). While training,
-clipped Gaussian noise joins the action, so that the policy still meets what it would not do."""
+"""No search at all: act with the policy, as the paper's Greedy does (2.4). While training,
+clipped Gaussian noise is added to the action for exploration."""
 
 import jax
 import jax.numpy as jnp

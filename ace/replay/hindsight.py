@@ -1,6 +1,6 @@
 """Hindsight: sampled segments as if the goal had been what their episode reached later on.
 
-A task whose goal lies in its observations tells how they and the reward look with another goal. A
+A task with a goal in its observations declares how observation and reward follow from a goal. A
 sampled segment gets, with some probability, the goal that its episode achieved at a later step; one
 goal for the whole segment, so that nothing in it jumps. The stored steps stay as they are."""
 

@@ -13,7 +13,7 @@ def explained(error: Exception) -> str | None:
     from ace.settings.config import ConfigError
 
     if isinstance(error, MemoryError):
-        return f"this machine has not enough memory for that ({error}); give smaller numbers"
+        return f"this machine lacks the memory for that ({error}); use smaller numbers"
     if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
         return NO_MEMORY
     if isinstance(error, ConfigError | TaskError | EnvError | CheckpointError | OSError):

@@ -1,6 +1,6 @@
 """What a run on the point mazes tells about exploration, recorded with every evaluation: the cells
 that training and evaluation have visited, the model's error on data that no agent has chosen, and
-how much the critics value each place (spec 7.2; docs/maze.md). All of it is computed from the
+how much the critics value each place (docs/maze.md). All of it is computed from the
 replay and the evaluated agents, so a continued run writes the same files."""
 
 import functools

@@ -78,8 +78,8 @@ class EvalArgs:
 
 @dataclass(frozen=True)
 class DiagnoseArgs:
-    """Say how a run's learning went: values against returns, planner against policy, saturated
-    actions, capped losses, clipped gradients; and what of it looks wrong."""
+    """Diagnose how a run learned: values against returns, planner against policy, saturated
+    actions, capped losses, clipped gradients; problems are listed at the end."""
 
     run: tyro.conf.Positional[Path]
     """The run's folder."""
@@ -155,7 +155,7 @@ class BenchArgs:
 
 @dataclass(frozen=True)
 class CheckEnvArgs:
-    """Play a task with random actions and say what a run of it would meet: sizes and bounds, how
+    """Check a task by playing it with random actions: sizes and bounds, how
     episodes end, numbers that are not finite, seeds, actions without effect, speed."""
 
     task: tyro.conf.Positional[str]
@@ -360,7 +360,7 @@ def _numbers(name: str, text: str) -> list[int]:
             first, last = int(ends[1]), int(ends[2])
             if not 0 <= last - first < MOST_SEEDS:
                 raise ConfigError(
-                    f"--{name} {part}: a range goes up, as in 0-4, and names at most "
+                    f"--{name} {part}: a range must ascend, as in 0-4, with at most "
                     f"{MOST_SEEDS:,} numbers"
                 )
             found += range(first, last + 1)

@@ -90,23 +90,23 @@ def differences(found: Any, wanted: Any) -> list[tuple[str, Any, Any]]:
     """(name, value found, value wanted) of all differences between two config.json."""
     if not isinstance(found, dict) or not isinstance(found.get("lanes"), list):
         return [("format", "unknown", wanted["format"])]
-    told: dict[str, tuple[Any, Any]] = {}
+    pairs: dict[str, tuple[Any, Any]] = {}
     for name in ("format", "agent", "preset", "imports"):
-        told[name] = (found.get(name), wanted[name])
+        pairs[name] = (found.get(name), wanted[name])
     for name in ("task", "seed", "label"):
         there, here = (
             list(dict.fromkeys(lane.get(name) for lane in content["lanes"]))
             for content in (found, wanted)
         )
-        told[f"{name}s"] = (there, here)
-    told["lanes"] = (len(found["lanes"]), len(wanted["lanes"]))
+        pairs[f"{name}s"] = (there, here)
+    pairs["lanes"] = (len(found["lanes"]), len(wanted["lanes"]))
     for there, here in zip(found["lanes"], wanted["lanes"], strict=False):
         old, new = _flat(there.get("config")), _flat(here["config"])
         for name in new | old:
-            told.setdefault(name, (old.get(name), new.get(name)))
+            pairs.setdefault(name, (old.get(name), new.get(name)))
             if old.get(name) != new.get(name):
-                told[name] = (old.get(name), new.get(name))
-    return [(name, *pair) for name, pair in told.items() if pair[0] != pair[1]]
+                pairs[name] = (old.get(name), new.get(name))
+    return [(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1]]
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:

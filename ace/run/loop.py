@@ -35,7 +35,7 @@ class Stopped(Exception):
 
     def __init__(self, loop: "Loop"):
         folder, env_step = loop.folder, loop.env_step
-        super().__init__(f"stopped and saved at env step {env_step}; `ace resume {folder}` goes on")
+        super().__init__(f"stopped, saved at env step {env_step}; `ace resume {folder}` continues")
         self.signum = loop.signals.signum
         self.compiling = any(thread.is_alive() for thread in loop.compiling)
 
@@ -377,7 +377,7 @@ class Loop:
         """Save the run, then raise an EnvError."""
         self.save()
         self.keeper.wait()
-        saved = f"stopped and saved at env step {self.env_step}; `ace resume {self.folder}` goes on"
+        saved = f"stopped, saved at env step {self.env_step}; `ace resume {self.folder}` continues"
         raise EnvError(f"{reason}\n{saved}")
 
     def due(self) -> np.ndarray:

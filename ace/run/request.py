@@ -289,7 +289,7 @@ def check_preset(preset: str, name: str) -> None:
 
     if preset in PRESETS and preset not in (*COMMON, *find_agent(name).presets):
         raise ConfigError(
-            f"preset {preset} is not about {name}; use default (the agent's own), cpu or debug"
+            f"preset {preset} does not apply to agent {name}; use default, cpu or debug"
         )
 
 

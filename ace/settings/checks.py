@@ -29,7 +29,7 @@ def _from_dict(cls: Any, values: Any, default: Any, path: str = "") -> Any:
     if not isinstance(values, dict):
         raise ConfigError(f"{path or 'the config'} is {values!r:.40}; it must be a set of fields")
     if unknown := ", ".join(sorted(path + str(n) for n in values.keys() - kinds.keys())):
-        raise ConfigError(f"a config of another version: {unknown:.80} unknown")
+        raise ConfigError(f"the config has fields that this version lacks: {unknown:.80}")
     made = {}
     for name, value in values.items():
         kind: Any = kinds[name]

@@ -83,7 +83,7 @@ class NetConfig:
 @settings
 @dataclass(frozen=True)
 class PlanConfig:
-    """The planner: iCEM guided by the policy (Algorithm 1)."""
+    """Planning: by default iCEM guided by the policy (Algorithm 1)."""
 
     planner: str = "icem"
     """Which planner searches; `ace info` lists them."""
@@ -284,7 +284,7 @@ class Config:
     action_repeat: int = 1
     """Environment steps per decision."""
     seed_steps: int = 5_000
-    """Agent steps with random actions before learning begins; their updates follow at once."""
+    """Agent steps with random actions before learning begins (see `learn.seed_updates`)."""
     eval_every: int = 20_000
     """Environment steps between evaluations."""
     eval_episodes: int = 10

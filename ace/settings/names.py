@@ -1,4 +1,4 @@
-"""The names under which modules register agents and planners. A taken one is refused."""
+"""The names under which modules register agents and planners; one in use is refused."""
 
 import sys
 from typing import Any

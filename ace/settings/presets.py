@@ -30,7 +30,7 @@ _DMC: dict[str, tuple[int, float, float]] = {
 }
 DMC15 = tuple(f"dmc/{name}" for name in _DMC if not name.endswith("sparse"))
 
-# Action repeat and budget are the paper's; the rest, which it does not say, the released code's.
+# Action repeat and budget are the paper's; it does not give the rest: from the released code.
 _MAZE: Settings = {
     "action_repeat": 2,
     "env_steps": 120_000,
@@ -44,8 +44,8 @@ _MAZE: Settings = {
     "learn.novelty_ramp.duration": 3_000.0,
 }
 
-# Sizes and exponents are the paper's; schedules, which it gives as five episodes, the released
-# code's: they begin when the seed phase ends (2.7, 8.2).
+# Sizes and exponents are the paper's. Its schedules last five episodes; here they are those of
+# the released code, which begin when the seed phase ends (2.7, docs/tasks.md).
 _ROBOTS: Settings = {
     "action_repeat": 2,
     "env_steps": 200_000,
@@ -79,8 +79,8 @@ _ADROIT_TASKS: dict[str, Settings] = {
 }
 
 
-# What ACE has that the paper does not, by the factorial of docs/experiments.md, 17. They are
-# defaults of the agent: other agents do not have them, and the presets below take them back.
+# Changes to the paper's method that ACE has by default (docs/algorithm.md, 13), chosen by
+# docs/experiments.md, 17 and 23. Other agents lack them; presets `paper` and `released` undo them.
 REPAIRS: Settings = {
     "repair.value_huber": 10.0,
     "learn.loss_clip": 1e9,
@@ -140,7 +140,7 @@ def _default(task: str, spec: EnvSpec, repeat: int) -> Settings:
 
 
 def _paper(task: str, spec: EnvSpec, repeat: int) -> Settings:
-    """The text and its tables, read to the letter; schedules last five episodes (D11, D35)."""
+    """The paper's text and tables; schedules last five episodes (D11, D35)."""
     episodes = 5 * (spec.max_episode_steps or 1000) // repeat
     return LETTER | {
         "precision": "f32",
@@ -250,9 +250,9 @@ def resolve(
     overrides: Mapping[str, Any] = MappingProxyType({}),
     own: Any = None,
 ) -> Config:
-    """The config of a task under a preset, before any flag; `defaults` are the agent's own, which
-    a preset overrides and which override the task's protocol, `overrides` those of a variant, which
-    come last. `own` is the agent's section, of which they may set fields too."""
+    """The config of a task under a preset, before any flag. Later ones win: the task's protocol,
+    the agent's `defaults`, the preset, a variant's `overrides`. `own` is the agent's own section of
+    the settings; `defaults` and `overrides` may set its fields too."""
     if preset not in PRESETS:
         raise ConfigError(f"preset {preset!r} unknown; choose one of {', '.join(PRESETS)}")
     config = Config(own=own)

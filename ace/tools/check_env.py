@@ -187,7 +187,7 @@ def about_rewards(trial: Trial) -> Iterator[Finding]:
     """The range of the rewards, and whether there is anything to learn from them."""
     reward = trial.reward
     if (reward == reward[0]).all():
-        text = f"always {reward[0]:g} under random actions: until one differs, only novelty guides"
+        text = f"always {reward[0]:g} under random actions: only novelty guides until it varies"
         yield Finding("note", "rewards", text)
     else:
         yield Finding("ok", "rewards", f"all finite; {_range(reward)}")

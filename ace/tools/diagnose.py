@@ -35,7 +35,7 @@ def diagnose(folder: Path, episodes: int) -> list[str]:
         judged = zip(lanes, map(evaluation, found.rows), strict=True)
         Console().print(played.table(title, [name | line for name, line in judged]))
     problems = [f"{_name(run, i)}: {x}" for i, mine in enumerate(by_lane) for x in complaints(mine)]
-    for text in problems or ["nothing of what is looked for is wrong"]:
+    for text in problems or ["no problems found"]:
         print(text)
     return problems
 

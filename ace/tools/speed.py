@@ -362,6 +362,6 @@ def show(found: dict[str, Any], row: dict[str, Any]) -> None:
 def show_kernels(lanes: int, found: dict[str, list[dict[str, Any]]]) -> None:
     """Print what the device spends its time on."""
     for part, ranked in found.items():
-        print(f"{part}, {lanes} lane(s):")
+        print(f"{part}, {counted(lanes, 'lane')}:")
         for kernel in ranked:
             print(f"{kernel['ms']:8.3f} ms {kernel['calls']:6.1f} x {kernel['name']}")

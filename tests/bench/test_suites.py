@@ -236,11 +236,11 @@ def test_a_sweep_names_its_agents_by_their_values(tmp_path) -> None:
     [
         ({"task": ["x"]}, "did you mean tasks"),
         ({"tasks": []}, "has no tasks"),
-        ({"tasks": ["probe/point", "probe/point"]}, "must be different"),
+        ({"tasks": ["probe/point", "probe/point"]}, "given once"),
         ({"env_steps": "many"}, "env_steps must be a int"),
         ({"env_steps": -5}, "at least 1"),
         ({"lanes": 0}, "at least 1"),
-        ({"seeds": "4-0"}, "a range goes up"),
+        ({"seeds": "4-0"}, "a range must ascend"),
         ({"agents": {}}, "has no agents"),
         ({"agents": {"../x": {}}}, "is not a name"),
         ({"agents": {"programs": {}}}, "is not a name"),

@@ -8,7 +8,7 @@ from ace.envs.registry import DEFAULT_LIMIT
 
 HERE = "tests.envs.bad_envs"
 NO_LIMIT = "declares no time limit: its episodes are cut after 1,000 environment steps; wrap it"
-NOT_REPEATED = "does not repeat itself under a seed: runs of it cannot be repeated or resumed"
+NOT_REPEATED = "does not repeat its episodes under a seed: its runs cannot be repeated or resumed"
 
 
 @pytest.mark.parametrize("repeat", [1, 7])

@@ -176,7 +176,7 @@ def test_what_an_agent_refuses_is_refused_with_the_request():
 @pytest.mark.parametrize("preset", ["paper", "released"])
 def test_presets_about_ace_are_for_ace_and_its_variants(preset):
     for name in ("sac", "tdmpc"):
-        with pytest.raises(ConfigError, match=f"preset {preset} is not about {name}"):
+        with pytest.raises(ConfigError, match=f"preset {preset} does not apply to agent {name}"):
             plan("--agent", name, "--preset", preset)
     for name in ("ace", "tdmpc-s"):
         assert plan("--agent", name, "--preset", preset).setups

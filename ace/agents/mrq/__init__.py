@@ -42,7 +42,7 @@ class MrqState(NamedTuple):
     target: Params  # what they were at the last multiple of `period` updates
     opt: tuple[Any, ...]  # in the order of PARTS
     scale: jax.Array  # [2] mean absolute reward that critics and target critics count in
-    told: Metrics  # of the encoder: means over its last `period` updates
+    told: Metrics  # metrics of the encoder: means over its last `period` updates
     update_step: jax.Array  # of critics and policy
     skipped: jax.Array  # updates left out because a gradient was not finite
 
