@@ -182,6 +182,7 @@ AGENT = Agent(
     segment=lambda config: config.plan.horizon,
     acting_part=lambda state: {"params": state.params, "stats": state.stats},
     constants=planning.constants,
+    check=planning.check,
     footprint=footprint,
     sections=(
         *("net", "learn", "replay", "repair", *planning.READS, "plan.running_reward"),

@@ -80,7 +80,7 @@ class Agent:
     """Raises a ConfigError for settings that cannot work, before a run writes anything. The
     planner's own `check` is called too."""
     segment: Callable[[Config], int] = _one
-    """Steps of the segments that are drawn from the replay."""
+    """Steps of the longest segments that are drawn from the replay."""
     acting_part: Callable[[State], Acting] = _everything
     """The part of the state that acting reads: evaluated, written to the agent file, exported."""
     constants: Callable[[Config], Any] = _nothing

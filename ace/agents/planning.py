@@ -10,7 +10,7 @@ import numpy as np
 from ace.method.model import action_normal
 from ace.method.types import Lane
 from ace.planners import PLANNERS, Context, Planner, Score
-from ace.settings.config import Config
+from ace.settings.config import Config, ConfigError
 
 READS = ("plan.planner", "plan.horizon", "plan.horizon_ramp", "plan.terminal_value")
 """Settings of plans that the agent reads and not its planner: for `Agent.sections`."""
@@ -24,6 +24,16 @@ def planner_of(config: Config) -> Planner:
 def constants(config: Config) -> Any:
     """The planner's constants, as `Agent.constants`."""
     return planner_of(config).constants(config)
+
+
+def check(config: Config) -> None:
+    """Refuse a working horizon that does not begin inside the plan."""
+    start, horizon = config.plan.horizon_ramp.start, config.plan.horizon
+    if not 1 <= start <= horizon:
+        raise ConfigError(
+            f"plan.horizon_ramp.start ({start:g}) must lie between 1 and plan.horizon ({horizon}); "
+            "set it, as in --plan.horizon-ramp.start 1"
+        )
 
 
 def working_horizon(config: Config, agent_step: jax.Array) -> jax.Array:

@@ -366,7 +366,6 @@ AGENT = Agent(
         "net.latent": 50,
         "net.encoder": 512,
         "plan.horizon": 5,
-        "plan.horizon_ramp.start": 1.0,  # unused, but checked to be at most the horizon
         "plan.min_std": 0.1,
         "plan.std_ramp": Ramp(1.0, 25_000.0),
         "learn.learning_rate": 3e-4,

@@ -325,6 +325,7 @@ AGENT = Agent(
     segment=lambda config: config.plan.horizon,
     acting_part=lambda state: state.params,
     constants=planning.constants,
+    check=planning.check,
     footprint=footprint,
     sections=(
         *(f"net.{name}" for name in ("latent", "mlp", "encoder")),

@@ -109,11 +109,6 @@ def _check_ranges(c: Config, flat: dict[str, Any]) -> None:
 def _check_together(c: Config) -> None:
     """Check settings that depend on each other."""
     p = c.plan
-    if not 1 <= p.horizon_ramp.start <= p.horizon:
-        raise ConfigError(
-            f"plan.horizon_ramp.start ({p.horizon_ramp.start:g}) must lie between 1 and "
-            f"plan.horizon ({p.horizon}); lower it, as in --plan.horizon-ramp.start 1"
-        )
     for name, count in (("plan.iterations", p.iterations), ("plan.horizon", p.horizon)):
         if count > LONGEST:
             raise ConfigError(

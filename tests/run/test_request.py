@@ -95,6 +95,26 @@ def test_seeds_may_be_lists_and_ranges(argv, seeds):
     assert [setup.seed for setup in plan(*argv.split()).setups] == seeds
 
 
+def test_a_segment_may_be_a_plan_of_one_step(monkeypatch, toy):
+    """The ramp of the working horizon is ACE's: for an agent without one it was checked too, and
+    then the flag that the message advised was refused."""
+    agent = dataclasses.replace(
+        toy,
+        sections=("learn", "plan.horizon"),
+        segment=lambda config: config.plan.horizon,
+        check=lambda config: None,
+    )
+    monkeypatch.setitem(AGENTS, "toy", agent)
+    assert plan("--agent", "toy", "--plan.horizon", "1").setups[0].config.plan.horizon == 1
+
+
+@pytest.mark.parametrize("agent", ["ace", "tdmpc"])
+@pytest.mark.parametrize("flags", ["--plan.horizon-ramp.start 0", "--plan.horizon-ramp.start 9"])
+def test_the_working_horizon_begins_inside_the_plan(agent, flags):
+    with pytest.raises(ConfigError, match=r"plan\.horizon_ramp\.start"):
+        plan("--agent", agent, *flags.split())
+
+
 def test_names_and_flags_may_come_in_any_order():
     argv = "--seeds 0 1 probe/point --preset debug --vary learn.td-lambda=0,1 probe/long --quiet"
     run = request.plan_run(argv.split())
