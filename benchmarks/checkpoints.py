@@ -30,14 +30,14 @@ EPISODE = 250
 
 def filler(program: Program, steps: int):
     """A function that stores `steps` random transitions in every lane."""
-    horizon, sizes = program.config.plan.horizon, (program.obs_size, program.action_size)
+    sizes = program.obs_size, program.action_size
 
     def one(store: replay.Replay, seed: jax.Array) -> replay.Replay:
         def add(i: jax.Array, store: replay.Replay) -> replay.Replay:
             obs = jax.random.normal(jax.random.fold_in(jax.random.key(seed), i), (sizes[0],))
             done = store.length == EPISODE - 1
             step = Transition(jnp.tanh(obs[: sizes[1]]), obs[0], jnp.bool_(False), done, obs, obs)
-            return replay.add(store, step, horizon)
+            return replay.add(store, step)
 
         return jax.lax.fori_loop(0, steps, add, store)
 

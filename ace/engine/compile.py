@@ -59,12 +59,19 @@ def tracing() -> Iterator[None]:
 class Function:
     """A function that is compiled once, for the shapes of its first arguments."""
 
-    def __init__(self, function: Callable, check: Callable[[], bool] = lambda: True, **how: Any):
+    def __init__(
+        self,
+        function: Callable,
+        check: Callable[[], bool] = lambda: True,
+        recover: Callable[[Exception], bool] = lambda error: False,
+        **how: Any,
+    ):
         """`check` runs beside the compilation and says whether what was traced may be used; if not,
-        the function is traced and compiled again."""
+        the function is traced and compiled again. So it is after an error, if `recover` has changed
+        what is traced and returns true."""
         self.traced, self.donated = function, how.get("donate_argnums", ())
         self.jitted = jax.jit(function, **how)
-        self._check, self._how = check, how
+        self._check, self._recover, self._how = check, recover, how
         self._compiled: Callable | None = None
         self._lock = threading.Lock()
 
@@ -90,8 +97,8 @@ class Function:
                 compiled = lowered.compile()
                 if passed.result():
                     return compiled
-        except Exception:
-            if self._check():
+        except Exception as error:
+            if self._check() and not self._recover(error):
                 raise
         self.jitted = jax.jit(lambda *args: self.traced(*args), **self._how)  # a new trace
         return self.jitted.lower(*args).compile()

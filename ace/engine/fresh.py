@@ -85,7 +85,8 @@ class Fresh:
 
     def replay(self, obs: jax.Array, capacity: int) -> replay.Replay:
         """An empty replay of one lane, whose first observation is `obs` [O]."""
-        return replay.init(capacity, obs, self.sizes[1], self.hindsight)
+        segment = self.agent.segment(self.setups[0].config)
+        return replay.init(capacity, obs, self.sizes[1], segment, self.hindsight)
 
 
 def _constant(x: Any) -> np.ndarray:

@@ -51,9 +51,8 @@ class Packings:
 class OneLane:
     """The functions of one lane; trees come in and go out packed."""
 
-    def __init__(self, agent: Agent, segment: int, packings: Packings):
-        """`segment` is the length of the segments that the agent learns from."""
-        self.agent, self.segment, self.packings = agent, segment, packings
+    def __init__(self, agent: Agent, packings: Packings):
+        self.agent, self.packings = agent, packings
 
     def act(self, lane: Packed, learner: Packed, memory: Packed, message: Packed):
         """Act on an observation; the agent resets its memory if the observation is an episode's
@@ -130,7 +129,7 @@ class OneLane:
     def add(self, store: replay.Replay, message: Packed) -> replay.Replay:
         """Store a transition."""
         x: Message = self.packings.message.unpack(message)
-        return replay.add(store, x.transition, self.segment)
+        return replay.add(store, x.transition)
 
     def rows(self, store: replay.Replay, start: jax.Array) -> dict[str, jax.Array]:
         """The rows of the replay from `start` on, by the names of their arrays."""

@@ -96,6 +96,7 @@ class Program:
         self.stop = threading.Event()  # for compilation in the background
         self.traces: dict[str, int] = {}
         self._reports: dict[str, kernels.Report] = {}
+        self._plain: dict[str, str] = {}  # functions that do not compile with kernels, and why
 
         self.fresh = Fresh(self.agent, setups, (self.obs_size, self.action_size))
         self._packings = Packings(self.fresh)
@@ -106,7 +107,7 @@ class Program:
         self._message = Packed(None, ())  # the last one that was sent
         self._unstored = False  # whether its transition is not in the replay yet
 
-        one = OneLane(self.agent, self.agent.segment(self.config), self._packings)
+        one = OneLane(self.agent, self._packings)
         over, host = self._compile, transfer.memory("pinned_host")
         self._act = over(one.act, (0, 0, 0, 0), donate=(2,), out=(host, None))
         self._act_eval = over(one.act_eval, (0, 0, 0, 0), donate=(2,), out=(host, None))
@@ -353,11 +354,14 @@ class Program:
 
         def traced(*args: Any) -> Any:
             self.traces[name] = self.traces.get(name, 0) + 1  # runs only while tracing
-            report = kernels.Report()
+            report, table = kernels.Report(), self.table
+            if name in self._plain:
+                table = {}
+                report.misfits[f"any in {name}"] = self._plain[name]
             precision = jax.default_matmul_precision(MATMUL[self.config.precision])
             noting = kernels.reporting(report)
             try:
-                with precision, replaced(self.table), noting, kernels.lanes(len(self.setups)):
+                with precision, replaced(table), noting, kernels.lanes(len(self.setups)):
                     return jax.vmap(function, in_axes=axes)(*args)
             finally:  # also of a kernel that cannot be traced: `works` asks whether any was used
                 self._reports[name] = report
@@ -366,6 +370,15 @@ class Program:
             report = self._reports.get(name)
             return not (report and report.used and kernels.broken())
 
+        def leave_out(error: Exception) -> bool:
+            """Trace without kernels: those that passed their trial may still not compile for the
+            sizes of this program."""
+            report = self._reports.get(name)
+            if not (report and report.used):
+                return False
+            self._plain[name] = f"it does not compile with them ({error!r:.200})"
+            return True
+
         traced.__name__ = name  # what profiles and compile logs show
         how = {"donate_argnums": donate, "out_shardings": out}
-        return Function(traced, works, compiler_options=compiler_options(), **how)
+        return Function(traced, works, leave_out, compiler_options=compiler_options(), **how)

@@ -6,6 +6,7 @@ steps from there are stored or the episode has ended; steps past the end are mas
 never crosses the end of an episode, and every state starts one.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,14 @@ from ace.settings.config import ReplayConfig
 STEPS = ("obs", "action", "reward", "terminated", "final")  # fields with one row for each slot
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Length:
+    """A number of steps that is part of the compiled functions."""
+
+    steps: int
+
+
 class Replay(NamedTuple):
     """The stored steps of one lane."""
 
@@ -32,13 +41,19 @@ class Replay(NamedTuple):
     cursor: jax.Array  # slot of the observation to act on next
     length: jax.Array  # steps of the running episode
     stored: jax.Array  # slots in use
+    segment: Length  # of the longest segments that can be drawn
     hindsight: Hindsight | None = None  # how segments get other goals; None: they never do
 
 
 def init(
-    capacity: int, obs: jax.Array, action_size: int, hindsight: Hindsight | None = None
+    capacity: int,
+    obs: jax.Array,
+    action_size: int,
+    segment: int = 1,
+    hindsight: Hindsight | None = None,
 ) -> Replay:
-    """An empty replay that holds the first observation of the run."""
+    """An empty replay of segments of so many steps, which holds the first observation of the
+    run."""
     zeros = jnp.zeros
     empty = jax.eval_shape(build_tree, jax.ShapeDtypeStruct((capacity,), jnp.float32))
     return Replay(
@@ -51,6 +66,7 @@ def init(
         cursor=zeros((), jnp.int32),
         length=zeros((), jnp.int32),
         stored=jnp.ones((), jnp.int32),
+        segment=Length(segment),
         hindsight=hindsight,
     )
 
@@ -68,9 +84,9 @@ def capacity_for(steps: int, max_episode_steps: int | None, fixed_length: bool) 
     return 2 * steps + 2
 
 
-def add(replay: Replay, step: Transition, horizon: int) -> Replay:
+def add(replay: Replay, step: Transition) -> Replay:
     """Store one transition; new segments get the largest priority of all (1 if there is none)."""
-    capacity = replay.obs.shape[0]
+    capacity, horizon = replay.obs.shape[0], replay.segment.steps
     here = replay.cursor
     after = (here + 1) % capacity  # slot of the next observation, the final one if done
     cursor = jnp.where(step.done, (here + 2) % capacity, after)
@@ -94,6 +110,7 @@ def add(replay: Replay, step: Transition, horizon: int) -> Replay:
         cursor=cursor,
         length=jnp.where(step.done, 0, length),
         stored=jnp.minimum(replay.stored + 1 + step.done, capacity),
+        segment=replay.segment,
         hindsight=replay.hindsight,
     )
 
@@ -120,13 +137,19 @@ def drop(replay: Replay, dropped: jax.Array) -> Replay:
         cursor=jnp.where(dropped, begin, replay.cursor),
         length=jnp.where(dropped, 0, replay.length),
         stored=replay.stored - jnp.where(dropped, jnp.minimum(replay.length, capacity - 1), 0),
+        segment=replay.segment,
         hindsight=replay.hindsight,
     )
 
 
 def sample(replay: Replay, config: ReplayConfig, key: jax.Array, batch: int, horizon: int) -> Batch:
     """Draw segments by priority, with importance weights (3.1), and a share of them with goals that
-    were reached later (3.10)."""
+    were reached later (3.10). They may be shorter than those that the replay was made for."""
+    if horizon > replay.segment.steps:
+        raise ValueError(
+            f"segments of {horizon} steps, from a replay of segments of {replay.segment.steps}: "
+            f"let the agent's `segment` return at least {horizon}"
+        )
     start = draw_leaves(replay.tree, jax.random.uniform(key, (batch,)))
     probability = replay.tree.sums[0][start] / total(replay.tree)
     weight = (replay.stored * jnp.maximum(probability, 1e-30)) ** -config.importance_power

@@ -148,7 +148,7 @@ class Keeper:
         counters = {name: np.array(tree[name]) for name in ("cursor", "length", "stored")}
         notes += self._rejoin(collector, store, counters, tree["pending"])
         parts: dict[str, Any] = store | counters | {"tree": tree["tree"]}
-        ring = replay.Replay(**parts, hindsight=self.program.fresh.hindsight)
+        ring = self.program.shapes(self.capacity).replay._replace(**parts)
         metrics = [tree["metrics"][name] for name in self._names]
         return (
             self.program.put_state(Trees(tree["learner"], tree["memory"], ring)),

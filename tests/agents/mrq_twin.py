@@ -50,10 +50,10 @@ def fresh(config: Config = SMALL, seed: int = 0) -> MrqState:
     return state._replace(scale=np.array([0.5, 0.25], "f"))
 
 
-add = jax.jit(functools.partial(replay.add, horizon=HORIZON))
+add = jax.jit(replay.add)
 add_all = jax.jit(
     lambda store, steps: jax.lax.scan(
-        lambda store, step: (replay.add(store, step, HORIZON), None), store, steps
+        lambda store, step: (replay.add(store, step), None), store, steps
     )[0]
 )
 
@@ -72,7 +72,7 @@ def filled(steps: int = 40, sizes: tuple[int, int] = SIZES, seed: int = 0) -> re
     obs = np.where(done[:, None], obs[:-1], final[:-1])  # a new one only after an end
     terminated = done & (count % 2 == 0)
     made = Transition(action, rewards_of(steps, seed), terminated, done, final[:-1], obs)
-    store = replay.init(60, jnp.asarray(final[-1]), sizes[1])
+    store = replay.init(60, jnp.asarray(final[-1]), sizes[1], HORIZON)
     return add_all(store, made) if steps else store
 
 

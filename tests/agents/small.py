@@ -40,7 +40,7 @@ def shaken(state: Any, seed: int) -> Any:
 
 
 # Called as they are, every operation in them is compiled for itself.
-add = jax.jit(replay.add, static_argnums=2)
+add = jax.jit(replay.add)
 sample = jax.jit(replay.sample, static_argnums=(3, 4))
 
 
@@ -54,7 +54,7 @@ def filled(
     def draw(real: int, size: int) -> jax.Array:
         return jnp.asarray(np.pad(rng.uniform(-1, 1, real), (0, size - real)), jnp.float32)
 
-    store = replay.init(60, draw(OBS, sizes[0]), sizes[1])
+    store = replay.init(60, draw(OBS, sizes[0]), sizes[1], horizon)
     for i in range(steps):
         done = i % 5 == 4
         action, final = draw(ACTION, sizes[1]), draw(OBS, sizes[0])
@@ -62,7 +62,7 @@ def filled(
         obs = draw(OBS, sizes[0]) if done else final
         terminated = jnp.bool_(done and i % 2 == 0)
         step = Transition(action, reward, terminated, jnp.bool_(done), final, obs)
-        store = add(store, step, horizon)
+        store = add(store, step)
     return store
 
 

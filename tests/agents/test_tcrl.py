@@ -188,14 +188,14 @@ def test_targets_in_a_replay() -> None:
     config = replace(SMALL, {"learn.discount": 0.5})
     state = with_critics(fresh(), (5.0, 2.0))
     for terminated in (False, True):
-        store = replay.init(20, jnp.zeros(OBS), ACTION)
+        store = replay.init(20, jnp.zeros(OBS), ACTION, HORIZON)
         for i in range(5):
             end = jnp.bool_(i == 4)
             obs = jnp.full(OBS, i + 1.0)
             step = Transition(
                 jnp.zeros(ACTION), jnp.float32(10**i), end & terminated, end, obs, obs
             )
-            store = small.add(store, step, HORIZON)
+            store = small.add(store, step)
         batch = small.sample(store, config.replay, jax.random.key(0), 50, HORIZON)
         assert set(np.asarray(batch.index)) == set(range(5))
         np.testing.assert_array_equal(batch.weight, 1.0)

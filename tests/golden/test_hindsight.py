@@ -31,7 +31,7 @@ GOAL = Goal(achieved=(4, 7), desired=(8, 11), error=(0, 2), rule=near, fixed=1)
 SIZE, HORIZON, REPEAT = 11, 4, 2
 HINDSIGHT = replay.Hindsight(GOAL, relabel, REPEAT)
 
-add = jax.jit(replay.add, static_argnums=2)
+add = jax.jit(replay.add)
 sample = jax.jit(replay.sample, static_argnums=(3, 4))
 drop = jax.jit(replay.drop)
 
@@ -43,7 +43,7 @@ class Journal:
     def __init__(self, capacity: int, seed: int):
         self.rng = np.random.default_rng(seed)
         self.episodes: list[list[np.ndarray]] = []  # of each, its observations so far
-        self.store = replay.init(capacity, jnp.asarray(self.begin()), 1, HINDSIGHT)
+        self.store = replay.init(capacity, jnp.asarray(self.begin()), 1, HORIZON, HINDSIGHT)
 
     def begin(self) -> np.ndarray:
         self.target = [*self.rng.normal(size=2), 0.5]
@@ -73,7 +73,7 @@ class Journal:
             final_obs=final,
             obs=self.begin() if done else final,
         )
-        self.store = add(self.store, step, HORIZON)
+        self.store = add(self.store, step)
 
     def play(self, episodes: int) -> None:
         for _ in range(episodes):

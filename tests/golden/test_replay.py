@@ -79,7 +79,7 @@ class Journal:
         self.episodes: list[list[bool]] = [[]]  # of each step, whether it terminated
         self.starts: list[int] = [0]  # of each episode, its first slot in an endless store
         self.ended = 0
-        self.store = replay.init(capacity, jnp.array([0.0, 0.0]), 1)
+        self.store = replay.init(capacity, jnp.array([0.0, 0.0]), 1, horizon)
 
     def step(self, done: bool, terminated: bool) -> None:
         episode, t = len(self.episodes) - 1, len(self.episodes[-1])
@@ -93,7 +93,7 @@ class Journal:
             final_obs=np.array([episode, t + 1], np.float32),
             obs=np.array(new, np.float32),
         )
-        self.store = add(self.store, step, self.horizon)
+        self.store = add(self.store, step)
         if done:
             self.ended = len(self.episodes)
             self.starts.append(self.starts[-1] + t + 2)  # one more slot for the last observation
@@ -116,7 +116,7 @@ class Journal:
         return {(int(e), int(t)) for e, t in np.asarray(self.store.obs)[slots]}
 
 
-add = jax.jit(replay.add, static_argnums=2)
+add = jax.jit(replay.add)
 sample = jax.jit(replay.sample, static_argnums=(3, 4))
 
 
@@ -273,3 +273,11 @@ def test_capacity_holds_a_whole_run() -> None:
         # Every step, a final observation per finished episode, and the one to act on.
         assert replay.capacity_for(steps, length, True) >= steps + ends + 1
     assert replay.capacity_for(50, None, False) >= 50 + 50 + 1
+
+
+def test_segments_longer_than_the_replay_was_made_for_are_refused() -> None:
+    """Their last steps would be slots that nothing was stored in yet."""
+    store = journal_of(3).store
+    assert replay.sample(store, ReplayConfig(), jax.random.key(0), 4, 2).mask.shape == (2, 4)
+    with pytest.raises(ValueError, match="let the agent's `segment` return at least 4"):
+        replay.sample(store, ReplayConfig(), jax.random.key(0), 4, 4)

@@ -129,7 +129,7 @@ def test_the_replay_in_order_of_time(capacity: int) -> None:
         done = t % 3 == 0
         new = (np.full(1, x, np.float32) for x in (t, t + 0.5 * done))
         step = Transition(np.zeros(1, np.float32), 0.0, False, np.array(done), *new)
-        store = replay.add(store, step, 1)
+        store = replay.add(store, step)
     parts = jax.device_get((store.obs, store.final, store.cursor, store.stored))
     obs, steps = explore.stored_path(*parts, now=7)
     everything = [0, 1, 2, 3, 3.5, 4, 5, 6, 6.5, 7]

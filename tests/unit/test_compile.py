@@ -111,6 +111,22 @@ def test_a_program_whose_kernels_fail_their_trial_computes_without_them(
     assert not reports[1].unused()
 
 
+def test_a_function_that_does_not_compile_with_kernels_computes_without_them(monkeypatch) -> None:
+    """Their trial has small sizes, so a kernel may pass it and fail in a program. That ended the
+    run."""
+    small = {"net.latent": 4, "net.mlp": 8, "net.encoder": 128, "net.belief": 4, "plan.horizon": 2}
+    config = replace(Config(), small | {"precision": "f32", "eval_episodes": 64})
+    program = Program("ace", [LaneSetup("probe/point", 0, config, (3, 2))])
+    monkeypatch.setattr(kernels, "broken", lambda: "")
+    monkeypatch.setattr(kernels, "known_broken", lambda: "")
+    monkeypatch.setattr(Program, "table", fused.TABLE)  # there are no kernels for a CPU
+    player = program.player("policy", 64)
+    player.begin(program.agent.acting_part(program.fresh.learners), 0)
+    assert np.all(np.isfinite(player.act(np.zeros((1, 64, 3), "f"), 0)))
+    assert program.traces["act_policy"] == 2 and not program.kernels.used
+    assert "; not any in act_policy: it does not compile with them (" in program.kernels.line()
+
+
 def test_functions_are_traced_one_at_a_time_without_collecting_garbage() -> None:
     busy, seen = threading.Lock(), []
 
