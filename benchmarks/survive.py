@@ -70,6 +70,7 @@ def shoot(shot: Path, count: int, seed: int, env_steps: int, agent: str = "ace")
         process = subprocess.Popen(train_command(shot, *argv))
         # Steps of this life: on average the run is through six tenths when the last kill comes.
         goal = newest(shot) + rng.randint(1, int(1.6 * env_steps / count))
+        goal = min(goal, int(0.6 * env_steps))  # the rest is for this process to be late in
         if where == "start":
             time.sleep(rng.uniform(0, 2))
         else:

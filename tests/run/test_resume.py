@@ -175,9 +175,9 @@ def test_kills_at_random_moments(tmp_path):
     has its functions, makes the run that is left alone and ends the one that was killed. The agent
     is the one that starts soonest: what is saved and how is not the agent's work."""
     whole, shot = tmp_path / "whole", tmp_path / "shot"
-    argv = flags(480, "sac")
+    argv = flags(1000, "sac")
     small_run(whole, *argv)
-    hit = shoot(shot, count=3, seed=1, env_steps=480, agent="sac")  # 50 in docs/reliability.md
+    hit = shoot(shot, count=3, seed=1, env_steps=1000, agent="sac")  # 50 in docs/reliability.md
     assert set(hit.values()) == {1}
     small_run(shot, *argv)
     compare(whole, shot)
