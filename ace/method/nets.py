@@ -247,8 +247,8 @@ def path_names(path: tuple) -> tuple[str, ...]:
 
 
 def is_matrix(path: tuple) -> bool:
-    """Whether the parameter at a path is a weight matrix."""
-    return path_names(path)[-1] in ("w", "wi", "wh")
+    """Whether the parameter at a path is a weight matrix: by its name, `w`, `wi` or `wh`."""
+    return path_names(path)[-1:] in (("w",), ("wi",), ("wh",))
 
 
 def pad(tree: Any, axes: Axes, sizes: Mapping[str, int]) -> Any:

@@ -174,9 +174,12 @@ class Display:
         text = f"env step {done:,} / {self.total:,} ({percent:.1f}%)  "
         if self._status:
             return text + self._status
-        left = _duration(max(self.total - done, 0) / rate) if rate else "?"
         crowd = f" ({rate * len(self.lanes):,.0f} all lanes)" if len(self.lanes) > 1 else ""
-        return text + f"{rate:,.0f} steps/s{crowd}  {left} left"
+        speed = f"{rate:,.0f} steps/s{crowd}"
+        if done >= self.total:
+            return (text + (speed if rate else "")).rstrip()
+        left = _duration((self.total - done) / rate) if rate else "?"
+        return text + f"{speed}  {left} left"
 
     def _counter_texts(self) -> list[str]:
         counters = self._counters.items()

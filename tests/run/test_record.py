@@ -208,6 +208,14 @@ def test_a_status_takes_the_place_of_speed_and_does_not_count(tmp_path, monkeypa
         assert "left" not in last_line(capsys)
 
 
+def test_at_the_end_no_time_is_left(tmp_path, monkeypatch, capsys):
+    clock = Clock(monkeypatch)
+    with recorder(tmp_path, quiet=False) as record:
+        clock.now += 60
+        record.progress(10_000)
+        assert last_line(capsys).endswith("10,000 / 10,000 (100.0%)")
+
+
 def test_a_stretch_without_steps_never_becomes_hours(tmp_path, monkeypatch, capsys):
     clock = Clock(monkeypatch)
     with recorder(tmp_path, quiet=False) as record:

@@ -173,7 +173,9 @@ OF_DEVICES = {
 }
 
 
-@pytest.mark.parametrize("name", [n for n in MODULES if room(n) == "method"])
+@pytest.mark.parametrize(
+    "name", [n for n in MODULES if room(n) in ("method", "planners", "agents")]
+)
 def test_the_method_never_asks_what_it_runs_on(name: str) -> None:
     assert not OF_DEVICES & {part for word in words(trees()[name]) for part in word.split(".")}
 
