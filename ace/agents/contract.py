@@ -120,6 +120,12 @@ class Agent:
         """The common settings that it reads, with those of a planner if it uses one."""
         return (*self.sections, *(PLANNERS[planner].reads if self.plans else ()))
 
+    def uses(self, setting: str, planner: str) -> bool:
+        """Whether a setting can change what a run of the agent with this planner learns: one of the
+        run's own, of the agent's own section, or one that is read."""
+        sections = (*self.reads(planner), "own")
+        return "." not in setting or f"{setting}.".startswith(tuple(f"{s}." for s in sections))
+
     def defaults_of(self, task: str) -> Mapping[str, Any]:
         """All defaults of the agent for a task."""
         return {**self.defaults, **self.task_defaults(task)}

@@ -103,12 +103,8 @@ def entry_agent(entry: Entry) -> tuple[str, dict[str, Any]]:
     chosen = {"plan.planner": PlanConfig.planner, **agent.defaults, **agent.overrides}
     planner = {**chosen, **entry.shared, **entry.settings}["plan.planner"]
     request.known("planner", planner, PLANNERS)
-    sections = (*(f"{section}." for section in agent.reads(planner)), request.section_of(name))
-
-    def read(setting: str) -> bool:
-        return "." not in setting or f"{setting}.".startswith(sections)
-
-    shared = {n: v for n, v in entry.shared.items() if read(n)}
+    own = request.section_of(name)
+    shared = {n: v for n, v in entry.shared.items() if n.startswith(own) or agent.uses(n, planner)}
     # A variant joins the programs of the agent that it is a variant of.
     return agent.variant_of or name, {**agent.overrides, **shared, **entry.settings}
 
@@ -207,6 +203,21 @@ def make_run(job: Job, folder: Path, **options: Any) -> request.Run:
     )
 
 
+def that_matter(agent: str, flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an agent's settings, or of those that a file has, the ones that make its results what they
+    are: not those of the machine, nor those that it never reads. Nothing of an unknown planner."""
+    from ace.planners import PLANNERS
+
+    found, planner = request.find_agent(agent), flat.get("plan.planner", "")
+    if found.plans and planner not in PLANNERS:
+        return {}
+    return {
+        name: value
+        for name, value in json.loads(json.dumps(flat)).items()
+        if name not in OF_THE_MACHINE and found.uses(name, planner)
+    }
+
+
 def describe_config(configs: Sequence[Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The settings that all lanes share, and for each lane those in which lanes differ."""
     flat = [settings.flatten(config) for config in configs]
@@ -238,19 +249,23 @@ def finished_lanes(jobs: Iterable[Job], folder: Path) -> set[LaneSpec]:
                 continue
             if lane in known:
                 learned = job.trained_on(lane.agent, lane.task)
-                _check_settings(config, learned, *known[lane], path)
+                _check_settings(
+                    that_matter(job.agent, settings.flatten(config)), learned, *known[lane], path
+                )
             done.add(lane)
     return done
 
 
-def _check_settings(config: Any, task: str, program: Mapping, lane: Mapping, path: Path) -> None:
+def _check_settings(
+    here: Mapping[str, Any], task: str, program: Mapping, lane: Mapping, path: Path
+) -> None:
     """Refuse to count results that other settings, or another task, made."""
     if not program.get("config"):
         return  # made before settings were written down
     there = {**program["config"], **(lane.get("settings") or {})}
     there["task"] = lane.get("trained_on", lane["task"])
-    here = json.loads(json.dumps(settings.flatten(config))) | {"task": task}
-    names = sorted(set(here) & set(there) - set(OF_THE_MACHINE))
+    here = {**here, "task": task}
+    names = sorted(set(here) & set(there))
     if differing := [n for n in names if here[n] != there[n]]:
         shown = ", ".join(f"{n} ({there[n]} there, {here[n]} now)" for n in differing[:3])
         raise ResultError(

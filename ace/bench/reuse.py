@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ace.bench.jobs import OF_THE_MACHINE, Job, LaneSpec, last_env_step, make_config
+from ace.bench.jobs import Job, LaneSpec, last_env_step, make_config, that_matter
 from ace.bench.results import Part, Table, check_suite, read_programs, read_table, task_path
 from ace.bench.suites import Suite
 from ace.settings import config as settings
@@ -25,10 +25,12 @@ def find(
                 task = job.trained_on(lane.agent, lane.task)
                 key = _key(job.agent, task, lane.seed, settings.flatten(config))
                 wanted.setdefault(key, []).append((lane, last_env_step(config)))
-    parts = []
+    parts, agents = [], {job.agent for job in jobs}
     for folder in folders:
         check_suite(folder)
         for program in read_programs(folder):
+            if program.get("agent") not in agents:
+                continue
             lanes: list[dict[str, Any]] = []
             tables: dict[tuple[str, str], Table] = {}
             for there, lane, rows in _matches(suite, program, folder, wanted):
@@ -58,8 +60,7 @@ def about(part: Part) -> str:
 
 
 def _key(agent: str, task: str, seed: int, flat: Mapping[str, Any]) -> str:
-    own = {name: value for name, value in flat.items() if name not in OF_THE_MACHINE}
-    return json.dumps([agent, task, seed, own], sort_keys=True)
+    return json.dumps([agent, task, seed, that_matter(agent, flat)], sort_keys=True)
 
 
 def _matches(
@@ -73,7 +74,7 @@ def _matches(
     for there in program["lanes"]:
         flat = {**(program.get("config") or {}), **(there.get("settings") or {})}
         task, seed = there.get("trained_on", there["task"]), int(there["seed"])
-        key = _key(program.get("agent", ""), task, seed, flat)
+        key = _key(program["agent"], task, seed, flat)
         path = task_path(folder, there["agent"], there["task"])
         rows = read_table(path).get(seed, {}) if key in wanted and path.exists() else {}
         columns = {name for row in rows.values() for name in row}

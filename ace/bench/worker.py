@@ -40,6 +40,25 @@ def check_device(planned: str) -> None:
         raise ConfigError(f"this job was planned for {planned}, but JAX finds {found} here")
 
 
+def check_begun(run: Any) -> None:
+    """Refuse to go on with a job that began with other settings: another version of ace may have
+    others for the same suite, and results would say that the whole curve was made with them."""
+    from ace.bench.jobs import OF_THE_MACHINE
+    from ace.run.checkpoint import Checkpoints
+    from ace.run.folders import differences, listed
+    from ace.settings.config import ConfigError
+
+    path = run.folder / "config.json"
+    if not path.exists() or not Checkpoints(run.folder).steps():
+        return
+    found = differences(path, run.describe())
+    if found := [each for each in found if each[0] not in OF_THE_MACHINE]:
+        raise ConfigError(
+            f"{run.folder} was begun with other settings: {listed(found)}; delete it to begin "
+            "anew, or finish it with the version of ace that began it"
+        )
+
+
 def work(folder: Path, save_minutes: float, device: str | None = None) -> int:
     """Train the job's lanes to their end and write what they were trained with."""
     from ace.engine import prepare
@@ -58,6 +77,7 @@ def work(folder: Path, save_minutes: float, device: str | None = None) -> int:
 
     job = Job.from_json(json.loads((folder / "job.json").read_text()))
     run = make_run(job, folder / "run", save_minutes=save_minutes)
+    check_begun(run)
     begun = time.monotonic()
     while True:
         try:

@@ -12,6 +12,9 @@ from ace.run.flags import TrainArgs
 from ace.settings import checks
 from ace.settings.config import ConfigError
 
+Difference = tuple[str, Any, Any]  # name, value in the folder, value wanted
+# What a folder without a run may hold: what a start leaves that was killed at once, and logs.
+BESIDE = re.compile(r"lock|config\.json\..*|\..*|.*\.(txt|log|out|err)")
 LONGEST_NAME = 80  # characters of the part that lists the tasks, or the changed settings
 
 
@@ -51,23 +54,19 @@ def check_folder(folder: Path, description: Mapping[str, Any]) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; give --run a folder")
     if not path.exists():
-        begun = ("lock", "config.json.new")  # all that a start leaves that was killed at once
-        others = sorted(p.name for p in folder.glob("*") if p.name not in begun)
-        if others:
+        if others := sorted(p.name for p in folder.glob("*") if not BESIDE.fullmatch(p.name)):
             raise ConfigError(
                 f"{folder.resolve()} holds other files ({', '.join(others[:3])}) and no run; give "
                 "--run a new folder"
             )
         return
-    found, wanted = _filled(read_json(path)), json.loads(json.dumps(description))
-    if differing := differences(found, wanted):
-        shown = ", ".join(f"{n} ({there} there, {here} here)" for n, there, here in differing[:3])
-        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+    if differing := differences(path, description):
         hint = ""
         if [name for name, _, _ in differing] == ["env_steps"]:
             hint = f", or `ace resume {folder}` to go on with it (--env-steps N makes it longer)"
         raise ConfigError(
-            f"{folder} holds a run with another config: {shown}{more}; choose another --run{hint}"
+            f"{folder} holds a run with another config: {listed(differing)}; choose another "
+            f"--run{hint}"
         )
 
 
@@ -86,8 +85,23 @@ def _filled(found: Any) -> Any:
         return found  # not a run of this version: compare it as it is
 
 
-def differences(found: Any, wanted: Any) -> list[tuple[str, Any, Any]]:
-    """(name, value found, value wanted) of all differences between two config.json."""
+def listed(differing: Sequence[Difference]) -> str:
+    """The first differences, for a message."""
+    shown = ", ".join(f"{n} ({there} there, {here} here)" for n, there, here in differing[:3])
+    return shown + (f" and {len(differing) - 3} more" if len(differing) > 3 else "")
+
+
+def differences(path: Path, description: Mapping[str, Any]) -> list[Difference]:
+    """How a config.json differs from the description of a run, in what the run's agent reads."""
+    from ace.agents import AGENTS
+
+    found, wanted = _filled(read_json(path)), json.loads(json.dumps(description))
+    agent = AGENTS[wanted["agent"]]
+    planner = wanted["lanes"][0]["config"]["plan"]["planner"]
+    return [d for d in _all_differences(found, wanted) if agent.uses(d[0], planner)]
+
+
+def _all_differences(found: Any, wanted: Any) -> list[Difference]:
     if not isinstance(found, dict) or not isinstance(found.get("lanes"), list):
         return [("format", "unknown", wanted["format"])]
     pairs: dict[str, tuple[Any, Any]] = {}
@@ -121,4 +135,6 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged ({error!r:.100}); restore or delete it") from None
+        raise ConfigError(
+            f"{path} is damaged ({error!r:.100}); restore it, or use a new folder"
+        ) from None

@@ -229,10 +229,8 @@ def check_read(name: str, config: Config, changed: Iterable[str]) -> None:
     agent, planner = find_agent(name), config.plan.planner
     if agent.plans:
         known("planner", planner, PLANNERS)
-    sections = (*agent.reads(planner), "own")
     for setting in changed:
-        read = any(setting == s or setting.startswith(f"{s}.") for s in sections)
-        if "." in setting and not read:
+        if not agent.uses(setting, planner):
             which = f"agent {name} with planner {planner}" if agent.plans else f"agent {name}"
             raise ConfigError(f"--{setting.replace('_', '-')} does nothing for {which}")
 

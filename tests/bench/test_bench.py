@@ -219,6 +219,46 @@ def test_results_of_other_settings_are_not_counted(whole, tmp_path, bench) -> No
     assert "seed_steps (7 there, 40 now)" in text
 
 
+def test_settings_that_the_agent_never_reads_make_no_difference(whole, tmp_path, bench) -> None:
+    """Defaults of ACE differed once more, and the curves of every other agent were refused."""
+    path = next((whole / "results/mine/programs").iterdir())
+    text = path.read_text()
+    found = json.loads(text)
+    found["config"]["plan.horizon"] = 3
+    path.write_text(json.dumps(found))
+    try:
+        status, shown = bench(tmp_path, "--results", str(whole / "results"), "--dry-run")
+    finally:
+        path.write_text(text)
+    assert status == 0 and "8 of 8 curves" in shown
+
+
+def test_a_job_that_was_begun_with_other_settings_is_not_continued(whole, tmp_path, bench) -> None:
+    """The settings of a suite are those of a version of ace: what another one began went on with
+    the new settings, and the results said that the whole curve was made with them."""
+    begun = shutil.copytree(whole / "runs", tmp_path / "runs") / "bench/mine"
+    name = sorted(p.name for p in begun.iterdir() if p.is_dir())[0]
+    path = begun / name / "run/config.json"
+    (begun / name / "done.json").unlink()
+    checkpoint = begun / name / "run/checkpoints/120"  # it is asked whether there is one
+    for field, value, status in (("seed_steps", 7, 1), ("precision", "tf32", 0)):
+        checkpoint.mkdir(parents=True) if status else shutil.rmtree(checkpoint.parent)
+        config = json.loads((whole / "runs/bench/mine" / name / "run/config.json").read_text())
+        for lane in config["lanes"]:
+            lane["config"][field] = value
+        path.write_text(json.dumps(config))
+        job = subprocess.run(
+            [sys.executable, "-m", "ace.bench.worker", begun / name, "1", str(os.getpid())],
+            env=os.environ | ENVIRONMENT,
+            capture_output=True,
+            text=True,
+        )
+        assert job.returncode == status, job.stderr
+        assert ("was begun with other settings: seed_steps (7 there, 40 here)" in job.stderr) == (
+            status == 1
+        )
+
+
 def test_seeds_that_their_file_lacks_are_noted_and_planned_again(whole, tmp_path, bench) -> None:
     results = tmp_path / "results"
     shutil.copytree(whole / "results", results)

@@ -383,13 +383,20 @@ def test_numbers_that_no_memory_holds_are_one_line(tmp_path, capsys):
 
 
 def test_a_folder_of_other_files_is_not_filled(tmp_path, monkeypatch, capsys):
-    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "notes.md").write_text("mine")
     for folder in (str(tmp_path), "."):
         monkeypatch.chdir(tmp_path)
         with pytest.raises(SystemExit):
             cli.main(["train", *PAIR, "--preset", "debug", "--run", folder])
-        assert f"{tmp_path} holds other files (notes.txt) and no run" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+        assert f"{tmp_path} holds other files (notes.md) and no run" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.md"]
+
+
+def test_logs_and_what_a_killed_start_leaves_are_no_other_files(tmp_path):
+    """As in `ace train ... --run runs/x > runs/x/log.txt`; `write_json` writes beside its file."""
+    for name in ("log.txt", "slurm-1.out", ".ipynb_checkpoints", "lock", "config.json.42.tmp"):
+        (tmp_path / name).touch()
+    plan_run([*PAIR, "--preset", "debug", "--run", str(tmp_path)])
 
 
 def test_a_folder_is_never_overwritten(finished, capsys):
