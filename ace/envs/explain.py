@@ -42,10 +42,13 @@ def import_module(name: str, user: str) -> ModuleType:
 def where(module: ModuleType) -> str:
     """The file of a module; a file of that name in the current folder is named too if the module is
     another one, which hides it."""
-    found = getattr(module, "__file__", None) or "built in"
+    found = getattr(module, "__file__", None)
+    if found is None and hasattr(module, "__path__"):
+        return "a folder without __init__.py"
+    found = found or "built in"
     path = Path.cwd().joinpath(*module.__name__.split("."))
     beside = [p for p in (path.with_suffix(".py"), path / "__init__.py") if p.exists()]
-    if beside and (found == "built in" or not beside[0].samefile(found)):
+    if beside and not (Path(found).exists() and beside[0].samefile(found)):
         return f"{found}, which hides your {beside[0].relative_to(Path.cwd())}: rename yours"
     return found
 

@@ -44,7 +44,7 @@ class Planner(NamedTuple):
     """N of every call of the score in one plan, in order."""
     constants: Callable[[Config], Any] = lambda config: ()
     """Arrays that depend only on the settings of a lane, made once on the host."""
-    reads: tuple[str, ...] = ("plan",)
+    reads: tuple[str, ...] = ("plan", "parity")
     """Settings that it reads: sections or single ones ("plan.population"). A run that changes a
     setting which neither the planner nor its agent reads is refused."""
     check: Callable[[Config], None] = lambda config: None

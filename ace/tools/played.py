@@ -46,7 +46,10 @@ def play(folder: Path, episodes: int) -> Played:
     wanted = {"eval_episodes": episodes}
     setups = [s._replace(config=replace(s.config, wanted)) for s in run.setups]
     validate(setups[0].config)
-    check_memory(run.agent, setups, capacity=1)
+    try:
+        check_memory(run.agent, setups, capacity=1)
+    except ConfigError as error:  # whose advice is for training
+        raise ConfigError(f"{str(error).partition('; ')[0]}; give a smaller --episodes") from None
     program = Program(run.agent, run.setups)
     acting, agent_step = load_agents(folder, program)
     workers = count_workers(program.config, len(run.setups) * episodes)

@@ -110,6 +110,11 @@ def test_a_file_that_another_module_hides_is_told(tmp_path: Path, monkeypatch) -
     with pytest.raises(TaskError, match=hidden.format(", which hides your json.py: rename yours")):
         validate("json:make")
     monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "no_init").mkdir()
+    with pytest.raises(
+        TaskError, match=r"no_init \(a folder without __init__.py\) has no callable"
+    ):
+        validate("no_init:make")
     (tmp_path / "found_here.py").write_text("")
     with pytest.raises(TaskError, match=r"\(\S*found_here.py\) has no callable 'make'"):
         validate("found_here:make")
