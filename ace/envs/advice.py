@@ -2,6 +2,7 @@
 none, and episodes that do not repeat under a seed."""
 
 import functools
+import time
 from contextlib import suppress
 
 import numpy as np
@@ -11,7 +12,7 @@ from ace.envs.pool.vector import EnvRequest, VectorEnv
 from ace.envs.registry import FAMILIES, OWN, get_spec
 
 SECONDS = 60.0  # timeout of each answer while an environment is tried
-STEPS = 2
+STEPS, STEPS_SECONDS = 50, 1.0  # of an episode that is tried, at most
 
 
 def notes(task: str) -> list[str]:
@@ -45,8 +46,11 @@ def limit_notes(task: str) -> list[str]:
     ]
 
 
-def repeats_itself(task: str, seed: int = 0, steps: int = STEPS) -> bool:
-    """Whether two environments of one seed, each started twice, give the same `steps`.
+def repeats_itself(
+    task: str, seed: int = 0, steps: int = STEPS, seconds: float = STEPS_SECONDS
+) -> bool:
+    """Whether two environments of one seed, each started twice, give the same `steps`, or as many
+    as they make in `seconds`.
 
     They run in a worker process, since a trial may crash or hang. A trial that fails counts as
     true: the run itself will report the failure.
@@ -54,15 +58,18 @@ def repeats_itself(task: str, seed: int = 0, steps: int = STEPS) -> bool:
     spec, twice = get_spec(task), [EnvRequest(task, seed, 1, "try of its seeds")] * 2
     actions = np.random.default_rng(seed).uniform(-1, 1, (steps, 1, spec.action_size))
     sizes = (spec.obs_size, spec.action_size)
-    seen = []  # per start [2, ...]
+    seen, most = [], steps  # per start [2, ...]
     with suppress(EnvError, TaskError), VectorEnv(twice, 1, *sizes, timeout=SECONDS) as envs:
         for _ in range(2):
-            parts = [envs.reset([seed, seed])]
-            for action in actions.astype(np.float32):
+            parts, end = [envs.reset([seed, seed])], time.monotonic() + seconds
+            for count, action in enumerate(actions[:most].astype(np.float32), 1):
                 step = envs.step(np.repeat(action, 2, axis=0))
                 if step.faults:
                     return True
                 parts += [step.final_obs, step.reward[:, None]]
+                if not seen and time.monotonic() > end:
+                    most = count  # the second start makes as many
+                    break
             seen.append(np.concatenate(parts, axis=1))
     tries = np.concatenate(seen) if seen else np.zeros((1, 0))
     return bool((tries == tries[0]).all())

@@ -102,6 +102,7 @@ class Evaluator:
                 program.config.env_timeout,
                 background=True,  # the training's simulators come first
                 numbers=max(len(spec.numbers) for spec in self.specs),
+                wait=False,
             )
 
     def begin(self, acting: Any, agent_step: int) -> None:

@@ -29,6 +29,8 @@ from ace.run.signals import Signals
 from ace.settings.config import ConfigError
 from ace.settings.words import counted
 
+HURRY_SECONDS = 5.0  # for simulators to answer after a signal, so that the save is in time
+
 
 class Stopped(Exception):
     """A signal ended the run after its state was saved."""
@@ -84,7 +86,7 @@ class Loop:
         self.writing: Future[None] = self.writer.submit(lambda: None)  # write of the agents' file
         self.random: np.ndarray | None = None  # [L, BLOCK, A] actions of the seed phase
         self.save_seconds = 60 * run.save_minutes
-        self.signals, self.compiled, self.said = Signals(), False, ""
+        self.signals, self.compiled, self.said = Signals(self.hurry), False, ""
         self.pace = Pace()
         self.interruptible = False  # whether a signal may end the updates of this step
         self.steps = self.config.agent_steps
@@ -304,6 +306,11 @@ class Loop:
             self.metrics,
         )
         self.keeper.save(self.state, at, self.collector)
+
+    def hurry(self) -> None:
+        """Bound the wait for simulators after a signal; those that do not answer are replaced, and
+        their episodes dropped."""
+        self.collector.envs.hurry(HURRY_SECONDS)
 
     def stop_if_asked(self) -> None:
         """End the run with its state saved, if a signal asked for that."""

@@ -3,6 +3,7 @@ episodes end, whether numbers are finite, whether a seed repeats an episode, wha
 and how fast it is. The task is played with random actions in a worker process, as a run plays it,
 so that a crash or an endless loop becomes a finding too."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
@@ -70,7 +71,7 @@ def check(task: str, steps: int, seed: int) -> Iterator[Finding]:
     try:
         with open_env(spec, seed) as envs:
             trial = play(envs, seed, actions)
-            repeats = repeats_itself(task, seed, min(steps, SHORT))
+            repeats = repeats_itself(task, seed, min(steps, SHORT), math.inf)
             idle = idle_actions(envs, seed, actions[:TRIED]) if repeats else []
         with open_env(spec, seed + 1) as envs:
             other = play(envs, seed + 1, actions[:SHORT])

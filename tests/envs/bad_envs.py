@@ -201,8 +201,8 @@ class SlipsLater(Counter):
     """Repeats its first observation under a seed, but not what follows."""
 
     def observe(self) -> Any:
-        """Add noise of the machine after the first step."""
-        noise = int.from_bytes(os.urandom(4)) if self.count > 1 else 0
+        """Add noise of the machine from a later step on."""
+        noise = int.from_bytes(os.urandom(4)) if self.count > 3 else 0
         return np.array([self.start, self.count + noise])
 
 

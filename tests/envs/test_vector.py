@@ -271,6 +271,22 @@ def test_hung_worker_is_replaced(name: str, background: bool) -> None:
         assert env.step(_actions(2)).faults == []
 
 
+def test_a_worker_can_be_hurried_while_it_is_waited_for(monkeypatch) -> None:
+    monkeypatch.setattr(remote, "LOOK_SECONDS", 0.1)
+    with VectorEnv(requests(f"{HERE}:Hang", "probe/long"), 2, 2, 2, timeout=600.0) as env:
+        env.reset()
+        env.step(_actions(2))
+        before = signal.signal(signal.SIGALRM, lambda *_: env.hurry(0.2))
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            step = env.step(_actions(2))
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert [f.row for f in step.faults] == [0] and "does not answer" in step.faults[0].text
+        assert env._groups[0]._most > 600  # type: ignore[union-attr]  # its replacement
+        assert env.step(_actions(2)).faults == []
+
+
 class Waits:
     """A poll that remembers how long its callers would wait, in milliseconds."""
 
@@ -300,6 +316,27 @@ def test_ready_when_all_have_answered_or_one_is_lost(monkeypatch) -> None:
         hung._arrived = waits = Waits(hung._arrived)
         assert "does not answer" in str(hung.recv(1.0))
         assert waits.asked and not any(waits.asked)  # it had its time before
+
+
+def test_episodes_begin_when_the_environments_are_made() -> None:
+    tasks = requests(f"{HERE}:Counter", "probe/long")
+    with VectorEnv(tasks, 2, 2, 2) as env:
+        expected = env.reset([5, 6])
+    with VectorEnv(tasks, 2, 2, 2, wait=False) as env:
+        env.begin_reset([5, 6])
+        assert not env._made and not env.ready()  # a process has yet to start
+        until(env.ready)
+        np.testing.assert_array_equal(env.end_reset(), expected)
+        assert env.step(_actions(2)).faults == []
+    with VectorEnv(tasks, 0, 2, 2, wait=False) as env:
+        np.testing.assert_array_equal(env.reset([5, 6]), expected)
+
+
+def test_an_environment_that_cannot_be_made_is_named_later_too() -> None:
+    with VectorEnv(requests("probe/pont"), 1, 2, 2, wait=False) as env:
+        env.begin_reset()
+        with pytest.raises(TaskError, match=r"lane 0 .*did you mean probe/point"):
+            until(env.ready)
 
 
 def test_ready_in_this_process() -> None:

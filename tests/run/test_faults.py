@@ -11,9 +11,10 @@ import pytest
 
 from ace.engine.player import Player
 from ace.envs import EnvError
+from ace.run import loop as loops
 from ace.run.checkpoint import Checkpoints
 from ace.run.evaluate import Evaluator
-from ace.run.loop import Loop, train
+from ace.run.loop import Loop, Stopped, train
 from tests.run.helpers import PAIR, QUICK, check_broken_run, leaves, plan, small_run
 
 HERE = "tests.envs.bad_envs"
@@ -80,6 +81,29 @@ def test_a_run_with_faults_continues_exactly(tmp_path):
     check_broken_run(whole, tmp_path / "run", breaks, *argv)
 
 
+def test_a_signal_does_not_wait_for_a_simulator_that_hangs(tmp_path, monkeypatch):
+    """It has two minutes for an answer, and a preempted machine half a minute for the save."""
+    argv = (*PAIR, "--workers", "2")
+
+    def hang(loop: Loop, agent_step: int) -> None:
+        if agent_step == 45:
+            assert loop.config.env_timeout == 120
+            kill_worker(loop.collector.envs, 0, signal.SIGSTOP)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+
+    monkeypatch.setattr(loops, "HURRY_SECONDS", 0.2)
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGTERM))
+    try:
+        with monkeypatch.context() as patch, pytest.raises(Stopped, match="saved at env step 46;"):
+            before_step(patch, hang)
+            train(plan(tmp_path / "run", *argv))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    train(plan(tmp_path / "run", *argv))
+    last = [rows(tmp_path / "run", "train.csv", lane)[-1] for lane in (0, 1)]
+    assert [int(row["faults"]) for row in last] == [1, 0]
+
+
 def test_faults_without_end_stop_the_run_with_a_saved_state(tmp_path):
     run = plan(tmp_path / "run", f"{HERE}:NanObs", "probe/long", "--fault-limit", "3", *QUICK)
     message = r"(?s)env step 9: lane 0 .*NanObs.*non-finite.*3 faults.*saved at env step 9.*resume"
@@ -94,11 +118,12 @@ def test_an_evaluation_whose_simulator_dies_or_hangs_is_played_again(tmp_path, m
     argv = (f"{HERE}:Counter", "--seeds", "0", "1", "--workers", "1", "--env-timeout", "3", *QUICK)
     train(plan(tmp_path / "whole", *argv))
     # In the first evaluation the planner's simulators die, in the second the policy's hang.
-    begin, seen = Evaluator.begin, set()
+    begin, seen, made = Evaluator.begin, set(), []
     left = [("agent", signal.SIGKILL), ("policy", signal.SIGSTOP)]
 
     def in_the_middle(self, acting, agent_step):
         player = self.on_device["agent"]
+        made.append(self.envs["policy"]._made)
 
         def counted(obs, count):
             if count == 2 and agent_step not in seen:
@@ -112,7 +137,7 @@ def test_an_evaluation_whose_simulator_dies_or_hangs_is_played_again(tmp_path, m
 
     monkeypatch.setattr(Evaluator, "begin", in_the_middle)
     train(plan(tmp_path / "run", *argv))
-    assert not left
+    assert not left and made == [False, True]  # the training does not wait for them to be made
     for lane in (0, 1):
         expected = rows(tmp_path / "whole", "eval.csv", lane)
         assert rows(tmp_path / "run", "eval.csv", lane) == expected and len(expected) == 2

@@ -178,16 +178,19 @@ def test_a_save_compiles_nothing(tmp_path, monkeypatch):
     assert len(saved) > 2 and all(saved)
 
 
-def test_a_closed_terminal_asks_for_a_save_however_often_it_is_said():
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGTERM])
+def test_a_stop_that_is_said_twice_is_one_stop(signum):
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run in `nohup`
+    heard = []
     try:
-        signals = Signals()
+        signals = Signals(lambda: heard.append(1))
         with signals:
-            signal.raise_signal(signal.SIGHUP)
-            signal.raise_signal(signal.SIGHUP)  # the kernel and the shell both say it
-            assert signals.signum == signal.SIGHUP
+            signal.raise_signal(signum)
+            signal.raise_signal(signum)  # from the shell too, or to the whole process group
+            signal.raise_signal(signal.SIGTERM)
+            assert signals.signum == signum and heard == [1]
             with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(signal.SIGINT)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # `nohup ace train`
         with Signals():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

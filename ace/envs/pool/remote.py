@@ -3,6 +3,7 @@ hangs. Workers are fresh interpreters that import neither JAX nor the main modul
 `multiprocessing` would import the main module, and with it JAX, in every worker, so `subprocess`
 starts them."""
 
+import math
 import os
 import pickle
 import select
@@ -21,7 +22,8 @@ from ace.envs.registry import FAMILIES
 Reply = Exception | list[Fault] | None
 
 CLOSE_SECONDS = 5.0
-LOOKS = 16  # times that a worker's clock is read before it counts as hung
+LOOKS = 16  # times at least that a worker's clock is read before it counts as hung
+LOOK_SECONDS = 1.0  # between two of these, at most
 # One thread per worker: there are as many workers as cores.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -46,7 +48,7 @@ class Remote:
         with theirs:
             self._process = _start_worker(theirs.fileno(), memory_fd)
         self._clock = WorkerClock(self._process.pid)
-        self._yields = False
+        self._yields, self._most = False, math.inf
         # Made once: `Connection.poll` makes a selector in every call.
         self._arrived = select.poll()
         self._arrived.register(self._connection, select.POLLIN)
@@ -76,6 +78,10 @@ class Remote:
         with suppress(OSError):  # a dead worker is reported by recv
             self._connection.send_bytes(message)
 
+    def hurry(self, timeout: float) -> None:
+        """Give the worker at most `timeout` seconds from now on, also for the present request."""
+        self._most = timeout
+
     def ready(self) -> bool:
         """Whether the worker has replied or died."""
         return bool(self._arrived.poll(0))
@@ -94,17 +100,18 @@ class Remote:
         return None if reply == DONE else pickle.loads(reply)
 
     def _answers(self, timeout: float) -> bool:
-        pause = timeout / LOOKS
+        pause = min(timeout / LOOKS, LOOK_SECONDS)
         # Nearly every reply arrives here, before the clock is read.
         if self._arrived.poll(1e3 * max(pause - self._clock.wall(), 0.0)):
             return True
-        left = timeout - self._clock.count()
+        left = min(timeout, self._most) - self._clock.count()
         while not self._arrived.poll(1e3 * max(min(left, pause), 0.0)):
             if left <= 0:
                 return False
             if self._yields and self._clock.wall() > timeout / 2:
                 self.take_processor()
-            left = timeout - self._clock.count()
+            # Read anew: a signal's handler may have called `hurry` meanwhile.
+            left = min(timeout, self._most) - self._clock.count()
         return True
 
     def overdue(self, timeout: float) -> bool:

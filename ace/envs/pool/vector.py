@@ -58,7 +58,7 @@ class VectorEnv:
     does not count. `VectorStep.faults` lists them. Any other error closes the whole pool. Workers
     in the `background` run only on idle cores; `awake` workers busy-wait between steps. `numbers`
     is the largest count of named numbers of the tasks, or 0 if they are not wanted. Without `wait`
-    the environments are made in the background, and the first reset waits for them.
+    the environments are made in the background, and the first episodes begin when they are.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class VectorEnv:
         self._requests = list(requests)
         self._count = len(requests)
         self._timeout, self._background, self._awake = timeout, background, awake
-        self._state, self._made = "new", False
+        self._state, self._made, self._waiting = "new", False, b""
         self._groups: list[_Local | Remote] = []
         self._sizes = Sizes(self._count, obs_size, action_size, numbers)
         self._memory_fd = _memory_file(arrays_nbytes(self._sizes))
@@ -136,16 +136,23 @@ class VectorEnv:
 
     def _begin(self, command: str, argument: object) -> None:
         self._expect("new", "idle")
+        self._state, self._waiting = "beginning", pickle.dumps((command, argument))
+        if self._made:
+            self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        """Send the beginning of episodes that had to wait until the environments are made."""
         self.wait_until_made()
-        self._state = "beginning"
-        message = pickle.dumps((command, argument))
-        with self._closed_on_error():
-            for group in self._groups:
-                group.send(message)
+        if self._waiting:
+            with self._closed_on_error():
+                for group in self._groups:
+                    group.send(self._waiting)
+            self._waiting = b""
 
     def _begun(self, actions: Sequence[np.ndarray]) -> np.ndarray:
         """Wait until all episodes have begun; a lost worker is replaced and begins them again."""
         self._expect("beginning")
+        self._send_waiting()
         with self._closed_on_error():
             for index, reply in enumerate(self._replies(self._patience(actions))):
                 if isinstance(reply, WorkerLost):
@@ -173,8 +180,19 @@ class VectorEnv:
                 group.send(STEP)
 
     def ready(self) -> bool:
-        """Whether `recv` or `end_reset` would return at once: all have answered, or are lost."""
+        """Whether `recv` or `end_reset` would return at once: all have answered, or are lost.
+        Raises the error of an environment that cannot be made."""
+        if not self._made:
+            if not all(group.ready() for group in self._groups):
+                return False
+            self._send_waiting()
         return all(group.ready() or group.overdue(self._timeout) for group in self._groups)
+
+    def hurry(self, timeout: float) -> None:
+        """Give every worker at most `timeout` seconds from now on; a signal's handler may call this
+        while `recv` waits. Workers that replace lost ones have the usual time."""
+        for group in self._groups:
+            group.hurry(timeout)
 
     def recv(self) -> VectorStep:
         """Wait for the step that `send` started; the arrays are copies, safe to keep."""
@@ -306,6 +324,9 @@ class _Local:
     def overdue(self, timeout: float) -> bool:
         """Never: nothing runs between calls."""
         return False
+
+    def hurry(self, timeout: float) -> None:
+        """Nothing to do: a call cannot be broken off."""
 
     def recv(self, timeout: float | None) -> Reply:
         """Execute the message; returns the error or the faults, if any."""
