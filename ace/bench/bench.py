@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ace.bench import suites
-from ace.bench.jobs import Job, last_env_step, make_config
+from ace.bench.jobs import Job, last_env_step, make_config, make_run
 from ace.bench.plan import Plan, Planned, clean_up, estimate, make_plan, to_start
 from ace.bench.rates import Rate, Rates, now
 from ace.bench.results import ResultError, Table, add_parts, add_program
+from ace.bench.worker import check_begun
 from ace.run.flags import BenchArgs
 from ace.settings.config import ConfigError
 
@@ -163,6 +164,9 @@ def carry_out(
         shown = f"{len(slots)} x {hardware}" if len(slots) > 1 else hardware
     rates = Rates(plan.results, args.work / "rates.json")
     estimate(plan, rates, hardware, limit, memory)
+    for planned in plan.todo:
+        if planned.made:  # here too: on a node, the error would name a copy of the folder
+            check_begun(make_run(planned.job, planned.folder / "run"))
     starting = list(to_start(plan.todo, len(slots), limit))
     drive.show_plan(plan, shown, board, starting)
     if plan.reused and not args.dry_run:

@@ -52,7 +52,8 @@ def counted(table: Table, entry: Entry, task: Task) -> dict[Seed, Series]:
 
 
 def thin(count: int) -> np.ndarray:
-    """Which of so many points are drawn: evenly spread, the first and the last among them."""
+    """Indices of the points of a curve with `count` points that are drawn: at most `MOST_POINTS`,
+    evenly spaced, the first and the last among them."""
     return np.unique(np.linspace(0, count - 1, min(count, MOST_POINTS)).round().astype(int))
 
 

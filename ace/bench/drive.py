@@ -62,10 +62,11 @@ def describe(planned: Planned) -> str:
 
 def show_plan(plan: Plan, hardware: str, board: "Board", starting: Sequence[Planned]) -> None:
     """A table of what is to do, and which jobs are `starting`."""
-    lanes = sum(len(p.job.lanes) for p in plan.todo)
+    lanes, done = sum(len(p.job.lanes) for p in plan.todo), len(plan.done)
+    budgets = " to ".join(f"{steps:,}" for steps in sorted(set(plan.suite.budgets())))
     board.say(
-        f"suite {plan.suite.name}, {plan.suite.env_steps:,} env steps: "
-        f"{plan.done} of {lanes + plan.done} curves are in {plan.results}; "
+        f"suite {plan.suite.name}, {budgets} env steps: "
+        f"{done} of {lanes + done} curves are in {plan.results}; "
         f"{counted(len(plan.todo), 'program')} to run on {hardware}"
     )
     for note in (*plan.notes, *map(reuse.about, plan.reused)):
@@ -96,6 +97,12 @@ def show_plan(plan: Plan, hardware: str, board: "Board", starting: Sequence[Plan
 def why_nothing_starts(plan: Plan, limit: str) -> str:
     """What a limit lacks, if no job fits it."""
     least = min(plan.todo, key=lambda p: p.needed)
+    if least.expected is None:
+        return (
+            f"nothing starts: the last {SAVE_SECONDS:.0f} s of --for are kept for saving, and "
+            f"--for is {limit}; give it more. How long a program takes on this hardware is not "
+            "known before one has run"
+        )
     return (
         f"nothing starts: the shortest program, {least.job.id}, is expected to take "
         f"{duration(least.expected)}, and with a tenth more and {SAVE_SECONDS:.0f} s to save it "
@@ -204,7 +211,7 @@ class Drive:
         times = [line.left for line in lines] + [p.expected for p in self.pending]
         known = [seconds for seconds in times if seconds is not None]
         left = sum(known) / self.devices if len(known) == len(times) else None
-        before = plan.done * plan.suite.env_steps
+        before = sum(plan.done)
         made = [(p, line.at) for p, line in zip(self.running, lines, strict=True)]
         made += [(p, p.made * p.repeat) for p in self.pending]
         made += [(p, p.last) for p in plan.finished]

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,19 +95,58 @@ def entry_agent(entry: Entry) -> tuple[str, dict[str, Any]]:
     it is, then the suite's that it reads, then its own."""
     from ace.agents import AGENTS
     from ace.planners import PLANNERS
-    from ace.settings.config import PlanConfig
 
     words = entry.name.split("-")
     parts = ["-".join(words[:count]) for count in range(len(words), 0, -1)]
     name = entry.agent or next((part for part in parts if part in AGENTS), words[0])
     agent = request.find_agent(name)
-    chosen = {"plan.planner": PlanConfig.planner, **agent.defaults, **agent.overrides}
+    default = settings.Config()
+    chosen = {"plan.planner": default.plan.planner, **agent.defaults, **agent.overrides}
     planner = {**chosen, **entry.shared, **entry.settings}["plan.planner"]
+    request.with_settings(default, {"plan.planner": planner}, name)  # refuses a wrong type
     request.known("planner", planner, PLANNERS)
     own = request.section_of(name)
     shared = {n: v for n, v in entry.shared.items() if n.startswith(own) or agent.uses(n, planner)}
     # A variant joins the programs of the agent that it is a variant of.
     return agent.variant_of or name, {**agent.overrides, **shared, **entry.settings}
+
+
+@contextmanager
+def naming(suite: Suite, agent: str) -> Iterator[None]:
+    """Let errors in a suite's settings say which suite and agent they are about."""
+    try:
+        yield
+    except ValueError as error:  # a ConfigError too
+        raise ConfigError(f"suite {suite.name}, agent {agent}: {error}") from error
+
+
+def entry_agents(suite: Suite) -> dict[str, tuple[str, dict[str, Any]]]:
+    """`entry_agent` of every agent of a suite, by the suite's name for it."""
+    found = {}
+    for entry in suite.entries:
+        with naming(suite, entry.name):
+            found[entry.name] = entry_agent(entry)
+    return found
+
+
+def check_shared(suite: Suite) -> None:
+    """Refuse settings for all agents of a suite that do not exist, or that none of them reads."""
+    from ace.agents import AGENTS
+
+    request.import_modules(suite.imports)
+    names = settings.flatten(settings.Config()).keys() - {"own"}
+    for name, agent in AGENTS.items():
+        own = settings.flatten(agent.settings()) if agent.settings else ()
+        names |= {request.section_of(name) + field for field in own}
+    shared = dict.fromkeys(name for entry in suite.entries for name in entry.shared)
+    for name in shared:
+        request.known(f"suite {suite.name}: setting", name, names)
+    read = {name for _, chosen in entry_agents(suite).values() for name in chosen}
+    if unread := [name for name in shared if name not in read]:
+        raise ConfigError(
+            f"suite {suite.name}: none of its agents reads {', '.join(unread)}; delete that from "
+            "[settings]"
+        )
 
 
 def check_scores(suite: Suite) -> None:
@@ -149,15 +189,13 @@ def make_jobs(suite: Suite, lanes: int | None = None) -> list[Job]:
         return Job(suite.name, agents[used[0]][0], *common, settings, tuple(lanes), suffixes)
 
     entries = {entry.name: entry for entry in suite.entries}
-    agents = {name: entry_agent(entry) for name, entry in entries.items()}
+    agents = entry_agents(suite)
     places = {task: place for place, task in enumerate(suite.tasks)}
     groups: dict[Any, list[LaneSpec]] = {}
     for name, entry in entries.items():
         for task in suite.tasks:
-            try:
+            with naming(suite, name):
                 config = make_config(name, job([name], ()), task)
-            except (ConfigError, ValueError) as error:
-                raise ConfigError(f"suite {suite.name}, agent {name}: {error}") from error
             goal = get_spec(task + entry.task_suffix).goal if config.replay.hindsight else None
             shape = (agents[name][0], str(jax.tree.structure(config)), goal)
             made = [LaneSpec(name, task, seed) for seed in suite.seeds]
@@ -204,8 +242,8 @@ def make_run(job: Job, folder: Path, **options: Any) -> request.Run:
 
 
 def that_matter(agent: str, flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Of an agent's settings, or of those that a file has, the ones that make its results what they
-    are: not those of the machine, nor those that it never reads. Nothing of an unknown planner."""
+    """The settings in `flat` that can change the agent's results: without those of the machine and
+    those that the agent never reads; none if its planner is unknown."""
     from ace.planners import PLANNERS
 
     found, planner = request.find_agent(agent), flat.get("plan.planner", "")

@@ -17,7 +17,8 @@ INCOMING = "incoming"  # folder of files that are not yet in place
 # before the next agents are saved, so eval.csv is read after the agents and placed before them.
 ROWS = ("run/train.csv", "run/eval.csv")
 AGENTS = f"run/{AGENT_FILE}"
-ABOUT = ("run/config.json", "run/versions.json", "done.json")
+CONFIG = "run/config.json"
+ABOUT = (CONFIG, "run/versions.json", "done.json")
 STEPS = "run/checkpoints"
 # What a maze records comes before the rows of its evaluation, which say that it is there.
 EXPLORED_ROWS, EXPLORED = "run/exploration.csv", "run/exploration"
@@ -92,9 +93,10 @@ def _copy(path: Path, into: Path) -> bool:
 
 
 def to_send(folder: Path) -> list[Entry]:
-    """The files from which a run goes on elsewhere."""
+    """The files from which a run goes on elsewhere: its config too, since the node must be able to
+    see whether the run was begun with the settings that it has there."""
     run = folder / "run"
-    names = (*ROWS, AGENTS, EXPLORED_ROWS, *_explored(folder))
+    names = (CONFIG, *ROWS, AGENTS, EXPLORED_ROWS, *_explored(folder))
     paths = [folder / name for name in names] + sorted((run / "checkpoints").glob("*/*"))
     whole = [p for p in paths if p.is_file() and not (p.parent.suffix or p.suffix == ".new")]
     return [Entry(p.relative_to(folder).as_posix(), p.stat().st_size) for p in whole]

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from ace.bench import reuse, suites
-from ace.bench.jobs import Job, LaneSpec, finished_lanes, make_config, make_jobs, split
+from ace.bench.jobs import (
+    Job,
+    LaneSpec,
+    check_shared,
+    finished_lanes,
+    last_env_step,
+    make_config,
+    make_jobs,
+    split,
+)
 from ace.bench.mirror import newest
 from ace.bench.rates import Rates, bytes_needed, measure
 from ace.bench.results import Part, lost_seeds, read_programs
@@ -79,7 +88,8 @@ class Plan:
     suite: suites.Suite
     results: Path
     todo: list[Planned]
-    done: int = 0  # curves that the results have, or get from other suites
+    # Last env step of each curve that the results have, or get from other suites.
+    done: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # on results that are there
     reused: list[Part] = field(default_factory=list)  # curves of other suites
     failed: list[Planned] = field(default_factory=list)
@@ -104,6 +114,7 @@ def choose_suite(args: BenchArgs) -> suites.Suite:
     from ace.run.request import known
 
     suite = suites.load(args.suite)
+    check_shared(suite)  # with all agents: one that was not asked for may read a setting
     for name in args.agents:
         known("agent of the suite", name, [e.name for e in suite.entries])
     for task in args.tasks:
@@ -127,15 +138,17 @@ def make_plan(args: BenchArgs) -> Plan:
     reused = reuse.find(suite, jobs, finished, args.reuse)
     known = finished | reuse.lanes_of(reused)
     notes = lost_seeds(results, read_programs(results))
-    plan = Plan(suite, results, [], len(known), notes, reused)
+    plan = Plan(suite, results, [], [], notes, reused)
     for job in jobs:
         missing = tuple(lane for lane in job.lanes if lane not in known)
+        lane = job.lanes[0]
+        config = make_config(lane.agent, job, lane.task)  # all lanes make the same steps
+        plan.done += [last_env_step(config)] * (len(job.lanes) - len(missing))
         if not missing:
             if finished.issuperset(job.lanes):
                 clean_up(args.work / suite.name / job.id)
             continue
-        left, lane = job.part(missing), missing[0]
-        config = make_config(lane.agent, left, lane.task)
+        left = job.part(missing)
         folder = args.work / suite.name / left.id
         sizes = (config.agent_steps, config.action_repeat, len(job.lanes), config.seed_steps)
         plan.todo.append(Planned(left, folder, *sizes))
@@ -191,7 +204,7 @@ def estimate(
 
 
 def lanes_for(planned: Planned, memory: int | None) -> int:
-    """How many of a job's lanes a device of so many bytes holds."""
+    """How many of a job's lanes fit a device with `memory` bytes: all if that is unknown."""
     lanes = len(planned.job.lanes)
     if memory is None or planned.size <= MEMORY_SHARE * memory:
         return lanes
@@ -244,7 +257,7 @@ def time_for_jobs(limit: float | None) -> float:
 
 
 def fits(planned: Planned, left: float) -> bool:
-    """Whether a job may start with so many seconds left."""
+    """Whether a job may start when `left` seconds remain."""
     return left > 0 and planned.needed <= left
 
 

@@ -243,7 +243,7 @@ def column_of(entries: Iterable[Entry], task: str) -> str:
 
 
 def trained_elsewhere(entry: Entry, task: str) -> set[str]:
-    """The tasks that a method's results on a task were made on, if not on the task itself."""
+    """The tasks other than `task` that a method was trained on for its results on `task`."""
     found = set()
     for series in entry.tasks[task].values():
         for lane in (series.program or {}).get("lanes") or ():

@@ -64,6 +64,11 @@ class Suite:
     score: str = ""  # the number that scores its tasks, if not the usual one
     columns: tuple[str, ...] = ()  # of its results, that a report draws beside the score
 
+    def budgets(self) -> tuple[int, int]:
+        """The smallest and the largest number of env steps that its agents are trained for."""
+        own = [{**e.shared, **e.settings}.get("env_steps", self.env_steps) for e in self.entries]
+        return min(own), max(own)
+
     def for_report(self) -> dict[str, Any]:
         """Fields of the suite that program descriptions pass on to the report."""
         known = {"score": self.score, "columns": list(self.columns)}

@@ -10,7 +10,7 @@ from rich.console import Console
 from ace.bench import drive, plan
 from ace.bench.jobs import Job, LaneSpec
 from ace.bench.rates import Rate, Rates
-from ace.bench.suites import Suite
+from ace.bench.suites import Entry, Suite
 from ace.bench.worker import STOPPED
 
 STEPS = 1000
@@ -75,7 +75,8 @@ class Scene:
         monkeypatch.setattr(drive, "POLL_SECONDS", 0.0)
         monkeypatch.setattr("ace.bench.rates.agent_steps", lambda job: STEPS)
         self.folder, self.started, self.jobs = folder, [], how.get("jobs", {})
-        suite = Suite("mine", "", ("probe/point",), (), (0,), STEPS, "debug", 9, ())
+        agents = (Entry("ace", "ace"),)
+        suite = Suite("mine", "", ("probe/point",), agents, (0,), STEPS, "debug", 9, ())
         self.planned = [self.one(i, count) for i, count in enumerate(lanes)]
         self.plan = plan.Plan(suite, folder / "results", list(self.planned))
         self.rates = Rates(folder / "results" / "mine", folder / "rates.json")

@@ -254,9 +254,10 @@ def test_a_job_that_was_begun_with_other_settings_is_not_continued(whole, tmp_pa
             text=True,
         )
         assert job.returncode == status, job.stderr
-        assert ("was begun with other settings: seed_steps (7 there, 40 here)" in job.stderr) == (
-            status == 1
-        )
+        why = "was begun with other settings: seed_steps (7 there, 40 here)"
+        assert (why in job.stderr) == (status == 1)
+        if status:  # said before anything starts, with the folder's own name
+            assert (found := bench(tmp_path))[0] == 1 and f"{name}/run {why}" in found[1]
 
 
 def test_seeds_that_their_file_lacks_are_noted_and_planned_again(whole, tmp_path, bench) -> None:

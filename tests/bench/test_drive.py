@@ -137,6 +137,9 @@ def test_a_limit_that_nothing_fits_says_how_long_it_must_be(tmp_path, monkeypatc
     said = drive.why_nothing_starts(scene.plan, "47s")
     assert scene.planned[1].job.id in said and "needs --for 48s; --for is 47s" in said
     assert "expected to take 25 s" in said
+    scene = Scene(tmp_path / "new", monkeypatch, [1], limit=20.0)  # nothing is measured yet
+    said = drive.why_nothing_starts(scene.plan, "20s")
+    assert "the last 20 s of --for are kept for saving, and --for is 20s" in said
 
 
 def test_at_the_end_of_the_time_jobs_save_and_are_listed(tmp_path, monkeypatch) -> None:
@@ -211,7 +214,7 @@ def test_the_whole_suite_has_a_share_and_a_time_beside_the_jobs(tmp_path, monkey
     """Two lanes of 1,000 env steps run, one waits, three are done; 25 and 35 s are expected."""
     clock = Clock(monkeypatch)
     scene = Scene(tmp_path, monkeypatch, [1, 2], rates=[(1, 100.0), (2, 100.0)])
-    scene.plan.done = 3
+    scene.plan.done = [STEPS] * 3
     scene.plan.suite = dataclasses.replace(scene.plan.suite, env_steps=STEPS)
     scene.drive.start_jobs()
     clock.now = 5.0

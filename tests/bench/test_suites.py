@@ -11,7 +11,15 @@ from rich.console import Console
 from ace.bench import suites
 from ace.bench.bench import collect, describe_lanes
 from ace.bench.drive import Board, show_plan
-from ace.bench.jobs import Job, LaneSpec, entry_agent, finished_lanes, make_jobs, make_run
+from ace.bench.jobs import (
+    Job,
+    LaneSpec,
+    check_shared,
+    entry_agent,
+    finished_lanes,
+    make_jobs,
+    make_run,
+)
 from ace.bench.plan import Planned, estimate, make_plan
 from ace.bench.rates import Rates
 from ace.bench.results import ResultError, add_program, read_programs
@@ -38,6 +46,7 @@ def parse(**changes: Any) -> suites.Suite:
 @pytest.mark.parametrize("name", suites.names())
 def test_every_suite_of_the_package_can_be_packed(name: str, tmp_path) -> None:
     suite = suites.load(name)
+    check_shared(suite)
     jobs = make_jobs(suite)
     lanes = [lane for job in jobs for lane in job.lanes]
     wanted = len(suite.tasks) * len(suite.entries) * len(suite.seeds)
@@ -105,6 +114,13 @@ def test_a_variant_is_named_alone_and_joins_the_programs_of_its_agent() -> None:
     assert entry_agent(entry)[1] == {"learn.novelty_weight": 0.1, "learn.td_lambda": 0.3}
 
 
+def test_agents_may_be_trained_for_other_numbers_of_steps() -> None:
+    agents = {"ace": {}, "sac": {"settings": {"env_steps": 40}}}
+    assert parse(agents=agents).budgets() == (40, 100)
+    assert parse(agents=agents, settings={"env_steps": 70}).budgets() == (40, 70)
+    assert suites.load("baselines").budgets() == (100_000, 500_000)
+
+
 def test_the_papers_ablation_is_its_five_variants() -> None:
     suite = suites.load("ablation")
     names = ["ace", "ace-blind", "ace-blind-td", "tdmpc-s", "tdmpc-s-mve"]
@@ -167,14 +183,22 @@ def test_results_of_the_oracle_are_filed_under_the_sparse_task(tmp_path) -> None
     assert (task.name, task.column, task.scale) == ("metaworld/push", "success", 1.0)
 
 
-@pytest.mark.parametrize("name, count", [("maze", 3), ("adroit-sparse", 4), ("her", 2)])
-def test_the_plan_of_a_suite_can_be_shown(name: str, count: int, tmp_path) -> None:
+@pytest.mark.parametrize(
+    "name, count, steps",
+    [
+        ("maze", 3, "120,000"),
+        ("adroit-sparse", 4, "200,000"),
+        ("her", 2, "200,000"),
+    ],
+)
+def test_the_plan_of_a_suite_can_be_shown(name: str, count: int, steps: str, tmp_path) -> None:
     plan = make_plan(BenchArgs(name, results=tmp_path, work=tmp_path))
     estimate(plan, Rates(tmp_path / name, tmp_path / "rates.json"), "NVIDIA H200")
     with io.StringIO() as text:
         show_plan(plan, "NVIDIA H200", Board(Console(file=text, width=200), False), plan.todo)
         shown = text.getvalue()
     assert f"{count} programs to run" in shown and "unknown" not in shown
+    assert f"suite {name}, {steps} env steps: 0 of" in shown
     assert ("oracle (TASK-dense)" in shown) == (name == "adroit-sparse")
 
 
@@ -271,6 +295,7 @@ def test_a_wrong_suite_is_refused_in_one_line(changes: dict[str, Any], why: str)
         ({"agents": {"ace": {"settings": {"learn.td_lambda": "much"}}}}, "must be of type float"),
         ({"agents": {"nobody": {}}}, "agent 'nobody' unknown"),
         ({"agents": {"sac": {"settings": {"plan.horizon": 5}}}}, "does nothing for agent sac"),
+        ({"agents": {"ace": {"settings": {"plan.planner": 5}}}}, "mine, agent ace: .*type str"),
         ({"preset": "defualt"}, "preset 'defualt' unknown"),
         (
             {"agents": {"ace": {}, "ace-none": {"settings": {"learn.batch": 0}}}},
@@ -281,6 +306,24 @@ def test_a_wrong_suite_is_refused_in_one_line(changes: dict[str, Any], why: str)
 def test_wrong_settings_are_refused_before_anything_runs(changes, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         make_jobs(parse(**changes))
+
+
+@pytest.mark.parametrize(
+    "settings, agents, why",
+    [
+        ({"learn.tdlambda": 0.5}, ["ace"], "setting 'learn.tdlambda' unknown; did you mean"),
+        ({"learn": {"discount": 0.9}, "sac.critics": 3}, ["ace"], "none of its agents reads sac.c"),
+        ({"plan.horizon": 2}, ["sac", "redq"], "none of its agents reads plan.horizon"),
+        ({"plan.horizon": 2, "sac.target_entropy": 0.5}, ["ace", "sac"], ""),
+    ],
+)
+def test_settings_that_no_agent_of_a_suite_reads_are_refused(settings, agents, why: str) -> None:
+    suite = parse(settings=settings, agents=agents)
+    if why:
+        with pytest.raises(ConfigError, match=f"suite mine: {why}"):
+            check_shared(suite)
+    else:
+        check_shared(suite)
 
 
 def test_a_suite_may_be_a_file_of_the_users(tmp_path) -> None:

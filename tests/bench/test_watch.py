@@ -29,6 +29,7 @@ def advance(run: Path, step: int, files: Checkpoints | None = None) -> Checkpoin
         (run / name).write_text("env_step\n" + "".join(f"{i}\n" for i in range(1, step + 1)))
     (run / "agent.safetensors").write_text(str(step))
     if files is None:
+        (run / "config.json").write_text("{}")
         files = Checkpoints(run)
         if steps := files.steps():
             files.rows = dict(files.manifest(steps[-1])["replay"])
@@ -78,7 +79,8 @@ def test_a_replay_file_travels_once_and_old_checkpoints_are_forgotten(tmp_path) 
         ]
         assert check(driver) == step
     assert Checkpoints(driver / "run").steps() == [20, 30]
-    assert {e.name for e in mirror.to_send(driver)} >= set(names)
+    # The config too: a node refuses a run that was begun with other settings.
+    assert {e.name for e in mirror.to_send(driver)} >= {*names, "run/config.json"}
 
 
 def test_what_a_maze_records_travels_once_and_before_the_rows_of_its_evaluation(tmp_path) -> None:
@@ -137,7 +139,7 @@ def test_a_copy_that_is_cut_off_anywhere_leaves_a_run_that_goes_on(tmp_path, mon
             break
         finally:
             monkeypatch.setattr(Path, "replace", replace)
-    assert seen == [10] * 5  # replay, two CSV files, agents, checkpoint
+    assert seen == [10] * 6  # replay, config, two CSV files, agents, checkpoint
 
 
 def test_rooms_of_killed_workers_are_deleted(tmp_path) -> None:
