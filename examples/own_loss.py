@@ -44,13 +44,12 @@ def update(lane, state, store, agent_step, active) -> tuple[Any, replay.Replay, 
     # ACE's update folds 0 and 1 into the same key.
     key = jax.random.fold_in(keys.key(lane.seed, "update", state.update_step), 2)
     batch = replay.sample(store, c.replay, key, c.learn.batch, c.plan.horizon)
-    turn = active & (replay.total(store.tree) > 0)
     state, store, metrics = ACE.update(lane, state, store, agent_step, active)
     policy = {"policy": state.params["policy"]}
     loss, slope = jax.value_and_grad(smoothness)(policy, lane, state, batch)
     rate = c.own.weight * c.learn.policy_learning_rate
     moved = jax.tree.map(lambda p, g: p - rate * g, policy, slope)
-    policy = learner.where_tree(turn & jnp.isfinite(loss), moved, policy)
+    policy = learner.where_tree(active & jnp.isfinite(loss), moved, policy)
     return state._replace(params=state.params | policy), store, metrics | {"smoothness": loss}
 
 

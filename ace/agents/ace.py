@@ -116,9 +116,8 @@ def update(
     agent_step: jax.Array,
     active: jax.Array,
 ) -> tuple[LearnerState, replay.Replay, Metrics]:
-    """Sample, learn, write priorities; a lane that is not active or has no data stays as it is."""
+    """Sample, learn, write priorities; a lane that is not active stays as it is."""
     c = lane.config
-    active = active & (replay.total(store.tree) > 0)
     key = jax.random.fold_in(keys.key(lane.seed, "update", state.update_step), 0)
     batch = replay.sample(store, c.replay, key, c.learn.batch, c.plan.horizon)
     state, priority, metrics = learner.update(lane, state, batch, agent_step, active)

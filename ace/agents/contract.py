@@ -60,7 +60,7 @@ class Agent:
     `first` says that an episode begins: the memory is then from another one."""
     update: Update
     """(lane, state, replay, agent_step, active): one update. State and replay of a lane that
-    is not active must be returned unchanged."""
+    is not active must be returned unchanged; one without a segment in store is never active."""
     metrics: tuple[str, ...]
     """Names of the metrics that `update` returns: columns of train.csv. `skipped_updates`, if it is
     among them, is also shown on the console."""

@@ -333,10 +333,9 @@ def temperature_loss(part: Params, lane: Lane, log: jax.Array) -> jax.Array:
 def update(
     lane: Lane, state: SacState, store: replay.Replay, agent_step: jax.Array, active: jax.Array
 ) -> tuple[SacState, replay.Replay, Metrics]:
-    """Reset the networks if due, sample, learn, write priorities; a lane that is not active or has
-    no data stays as it is."""
+    """Reset the networks if due, sample, learn, write priorities; a lane that is not active stays
+    as it is."""
     c, own = lane.config, lane.config.own
-    active = active & (replay.total(store.tree) > 0)
     if own.reset_every:
         state = reset(lane, state, active)
     key = keys.key(lane.seed, "update", state.update_step)

@@ -147,10 +147,9 @@ def value(lane: Lane, acting: Params, obs: jax.Array, action: jax.Array) -> jax.
 def update(
     lane: Lane, state: TcrlState, store: replay.Replay, agent_step: jax.Array, active: jax.Array
 ) -> tuple[TcrlState, replay.Replay, Metrics]:
-    """Sample and learn; a lane that is not active or has no data stays as it is. No priority is
-    ever written, so that all segments are equally likely."""
+    """Sample and learn; a lane that is not active stays as it is. No priority is ever written, so
+    that all segments are equally likely."""
     c = lane.config
-    active = active & (replay.total(store.tree) > 0)
     key = keys.key(lane.seed, "update", state.update_step)
     batch = replay.sample(
         store, c.replay, jax.random.fold_in(key, 0), c.learn.batch, c.plan.horizon

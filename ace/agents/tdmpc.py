@@ -126,9 +126,8 @@ def value(lane: Lane, acting: Params, obs: jax.Array, action: jax.Array) -> jax.
 def update(
     lane: Lane, state: TdmpcState, store: replay.Replay, agent_step: jax.Array, active: jax.Array
 ) -> tuple[TdmpcState, replay.Replay, Metrics]:
-    """Sample, learn, write priorities; a lane that is not active or has no data stays as it is."""
+    """Sample, learn, write priorities; a lane that is not active stays as it is."""
     c = lane.config
-    active = active & (replay.total(store.tree) > 0)
     key = keys.key(lane.seed, "update", state.update_step)
     batch = replay.sample(
         store, c.replay, jax.random.fold_in(key, 0), c.learn.batch, c.plan.horizon

@@ -160,7 +160,9 @@ class OneLane:
         return self.packings.learner.pack(state), store, row
 
     def _updated(self, lane: Lane, x: Message, state: Any, store: replay.Replay) -> tuple:
-        state, store, metrics = self.agent.update(lane, state, store, x.agent_step, x.active)
+        # Faults may have dropped all episodes of a lane.
+        active = x.active & (replay.total(store.tree) > 0)
+        state, store, metrics = self.agent.update(lane, state, store, x.agent_step, active)
         row = [jnp.asarray(metrics[name], jnp.float32) for name in self.agent.metrics]
         return state, store, jnp.stack(row) if row else jnp.zeros(0)
 

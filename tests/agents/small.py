@@ -111,11 +111,11 @@ def check_crowd(
 
 
 def check_no_turn(update: Callable, lane: Lane, state: Any, filled: Callable) -> None:
-    """A lane that is not active, or has nothing stored, stays as it is."""
+    """A lane that is not active stays as it is, with segments in store and without."""
     state = update(lane, state, filled(), 0, True)[0]  # moments that are not zero
-    for steps, active in ((40, False), (0, True)):
+    for steps in (40, 0):
         store = filled(steps)
-        same(update(lane, state, store, 0, active)[:2], (state, store))
+        same(update(lane, state, store, 0, False)[:2], (state, store))
 
 
 def check_left_out(update: Callable, lane: Lane, before: Any, filled: Callable) -> None:

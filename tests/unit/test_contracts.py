@@ -266,6 +266,19 @@ def test_a_lane_that_is_not_active_stays_as_it_is(toy) -> None:
     np.testing.assert_array_equal(after["w"][1], before["w"][1])
 
 
+def test_a_lane_without_a_segment_stays_as_it_is(toy) -> None:
+    """Every agent had to look for itself: one that did not learned from a batch of nothing, here
+    from zeros, after a fault had dropped all that its lane had stored."""
+    program, state = toy
+    made = transition()
+    program.send(0, made.obs, active=np.ones(LANES, bool), transition=made)
+    state = program.drop(program.add(state), np.array([True, False]))
+    before = jax.tree.map(np.array, state.learner)
+    state, _ = program.update(state)
+    assert state.learner["count"].tolist() == [0, 1]
+    np.testing.assert_array_equal(state.learner["w"][0], before["w"][0])
+
+
 @pytest.mark.parametrize("done", [False, True])
 def test_segments_of_one_step(toy, done: bool) -> None:
     """The length was the planner's horizon for every agent: here a start would come a step late,

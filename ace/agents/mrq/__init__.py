@@ -96,9 +96,8 @@ def update(
     lane: Lane, state: MrqState, store: replay.Replay, agent_step: jax.Array, active: jax.Array
 ) -> tuple[MrqState, replay.Replay, Metrics]:
     """Refresh targets and encoder if it is time; sample, learn, write priorities. A lane that is
-    not active or has no data stays as it is."""
+    not active stays as it is."""
     c, own = lane.config, lane.config.own
-    active = active & (replay.total(store.tree) > 0)
     # Priorities do not change meanwhile, so encoder and critics sample from the same replay.
     recent = store
     if own.forgetting < 1:
