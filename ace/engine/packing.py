@@ -8,9 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ace.settings.config import ConfigError
+
 # Most elements of a leaf that is packed, over all lanes and per lane. Larger leaves stay separate:
 # to concatenate and split them would cost the device more than it saves the host.
 SMALL = 2**19, 2**15
+TYPES = [
+    np.dtype(kind)
+    for kind in (
+        *(np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32),
+        *(np.float16, jnp.bfloat16, np.float32),
+    )
+]
 
 
 class Packed(NamedTuple):
@@ -28,12 +37,16 @@ class Packing:
 
     def __init__(self, like: Any, small: float):
         """`like` is a tree without leading axes, `small` the most elements of a leaf to pack."""
-        leaves, self._structure = jax.tree.flatten(like)
-        self._shapes = [tuple(np.shape(x)) for x in leaves]
-        self._types = [np.dtype(x.dtype) for x in leaves]
-        for dtype in self._types:
-            if dtype.itemsize > 4:
-                raise TypeError(f"a leaf is {dtype}; states hold numbers of at most 32 bits")
+        named, self._structure = jax.tree_util.tree_flatten_with_path(like)
+        self._shapes = [tuple(np.shape(x)) for _, x in named]
+        self._types = [np.asarray(x).dtype if np.isscalar(x) else x.dtype for _, x in named]
+        for (path, _), dtype in zip(named, self._types, strict=True):
+            if dtype not in TYPES:
+                name = jax.tree_util.keystr(path, simple=True, separator=".")
+                raise ConfigError(
+                    f"array {name!r} of the agent is {dtype}; it must be bool, float32, float16, "
+                    "bfloat16 or an integer of at most 32 bits"
+                )
         self._sizes = [math.prod(shape) for shape in self._shapes]
         self._small = [size <= small for size in self._sizes]
 

@@ -127,6 +127,10 @@ class Program:
         self._acting_part = over(one.acting, (0,))
         self._pack_acting = over(one.pack_acting, (0,))
 
+    def check_types(self) -> None:
+        """Refuse an agent whose state has arrays of types that a program cannot hold."""
+        _ = self._packings.learner, self._packings.acting
+
     def draw_learners(self) -> None:
         """Draw the learners that `init_state` takes, on all cores; it would draw them itself."""
         _ = self.fresh.learners
@@ -350,7 +354,7 @@ class Program:
         self, function: Callable, axes: tuple, donate: tuple = (), out: Any = None
     ) -> Function:
         """Vmap a function of one lane over `axes`; `out` places results that leave the device."""
-        name = function.__name__
+        name, lanes = function.__name__, len(self.setups)
 
         def traced(*args: Any) -> Any:
             self.traces[name] = self.traces.get(name, 0) + 1  # runs only while tracing
@@ -361,8 +365,9 @@ class Program:
             precision = jax.default_matmul_precision(MATMUL[self.config.precision])
             noting = kernels.reporting(report)
             try:
-                with precision, replaced(table), noting, kernels.lanes(len(self.setups)):
-                    return jax.vmap(function, in_axes=axes)(*args)
+                with precision, replaced(table), noting, kernels.lanes(lanes):
+                    # The size is given for agents whose state is empty.
+                    return jax.vmap(function, in_axes=axes, axis_size=lanes)(*args)
             finally:  # also of a kernel that cannot be traced: `works` asks whether any was used
                 self._reports[name] = report
 

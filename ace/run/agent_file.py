@@ -8,14 +8,14 @@ import numpy as np
 
 from ace.engine.program import Program
 from ace.run import checkpoint
+from ace.settings.config import ConfigError
 
 AGENT_FILE = "agent.safetensors"
 
 
 def save_agents(folder: Path, acting: Any, agent_step: int) -> None:
     """Write the acting part of all lanes to the run folder."""
-    tree = {"acting": jax.device_get(acting), "agent_step": np.int32(agent_step)}
-    checkpoint.write_arrays(folder / AGENT_FILE, _flat(checkpoint.named_arrays(tree)))
+    checkpoint.write_arrays(folder / AGENT_FILE, named(jax.device_get(acting), agent_step))
 
 
 def load_agents(folder: Path, program: Program) -> tuple[Any, int]:
@@ -26,13 +26,18 @@ def load_agents(folder: Path, program: Program) -> tuple[Any, int]:
             f"{path} is missing; train the run to its first evaluation"
         )
     like = {"acting": program.acting_shapes(), "agent_step": np.int32(0)}
-    wanted = _flat(checkpoint.named_arrays(like))
+    wanted = named(**like)
     arrays = checkpoint.read_arrays(path, checkpoint.nbytes_of(like))
     arrays = checkpoint.with_added(arrays, wanted, program.agent.added)
     found = checkpoint.fit(arrays, like, path, list(wanted))
     return found["acting"], int(found["agent_step"])
 
 
-def _flat(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Names without a prefix: `params.encoder.in.w`, not `acting.params.encoder.in.w`."""
-    return {name.removeprefix("acting.") or "acting": x for name, x in arrays.items()}
+def named(acting: Any, agent_step: Any) -> dict[str, Any]:
+    """The arrays of the file: those of the acting part by their own paths, and the agent step."""
+    arrays = checkpoint.named_arrays(acting)
+    if "" in arrays:  # it is a single array
+        arrays = {"acting": arrays[""]}
+    if "agent_step" in arrays:
+        raise ConfigError("the agent file keeps its own `agent_step`; rename the agent's array")
+    return arrays | {"agent_step": np.int32(agent_step)}

@@ -20,13 +20,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors import SafetensorError, deserialize
+from safetensors.numpy import save
+
+from ace.settings.config import ConfigError
 
 FORMAT = 3
 KEEP = 2
 HEADER = 2**20  # bytes that names and shapes may take in a file
+# The types of arrays in a file, by their names there. (`safetensors.numpy.load` knows all of these
+# but bfloat16.)
+TYPES = {
+    **{"BOOL": np.bool_, "I8": np.int8, "U8": np.uint8, "I16": np.int16, "U16": np.uint16},
+    **{"I32": np.int32, "U32": np.uint32, "I64": np.int64, "U64": np.uint64},
+    **{"F16": np.float16, "BF16": jnp.bfloat16, "F32": np.float32, "F64": np.float64},
+}
 ROW_FILE = re.compile(r"[0-9]{10,}\.safetensors")
 
 
@@ -44,9 +54,15 @@ class Saved(NamedTuple):
 
 
 def named_arrays(tree: Any) -> dict[str, Any]:
-    """Leaves by their dotted path."""
+    """Leaves by their dotted path, which must tell them apart."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    named: dict[str, Any] = {}
+    for path, leaf in leaves:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if name in named:
+            raise ConfigError(f"two arrays would be saved as {name!r}; rename one of them")
+        named[name] = leaf
+    return named
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,7 +119,10 @@ def read_arrays(
         if hashlib.sha256(data).hexdigest() != expected["sha256"]:
             raise CheckpointError(f"{path} does not match its checksum; it is damaged")
     try:
-        return load(data)
+        return {
+            name: np.frombuffer(x["data"], TYPES[x["dtype"]]).reshape(x["shape"])
+            for name, x in deserialize(data)
+        }
     except (SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); it is damaged") from error
 

@@ -18,7 +18,7 @@ from ace.engine.resources import check_memory, count_workers, replay_capacity, s
 from ace.envs import EnvError, Fault
 from ace.method.types import Transition
 from ace.run import checkpoint, resume
-from ace.run.agent_file import load_agents, save_agents
+from ace.run.agent_file import load_agents, named, save_agents
 from ace.run.collect import Collector
 from ace.run.evaluate import Evaluation, Evaluator
 from ace.run.explore import Explorer, layout_of
@@ -51,6 +51,7 @@ def train(run: Run) -> Trees:
     replay_bytes = check_memory(run.agent, run.setups, capacity)
     program = Program(run.agent, run.setups)
     config = program.config
+    check_arrays(program, capacity)
     with resume.writable(run.folder), resume.lock(run.folder):
         write_json(run.folder / "config.json", run.describe())
         with closing(Loop(run, program, capacity)) as loop, loop.recorder:
@@ -65,6 +66,13 @@ def train(run: Run) -> Trees:
             if not loop.finished:  # a finished run keeps the versions that made its results
                 loop.write_versions()
             return loop.run().trees()
+
+
+def check_arrays(program: Program, capacity: int) -> None:
+    """Refuse an agent whose arrays could not be saved and read again."""
+    program.check_types()
+    checkpoint.named_arrays(program.shapes(capacity))
+    named(program.acting_shapes(), 0)
 
 
 class Loop:

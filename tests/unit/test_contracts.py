@@ -26,8 +26,10 @@ from ace.method.replaceable import replaced
 from ace.method.types import Transition
 from ace.planners import PLANNERS, Planner
 from ace.planners import register as register_planner
+from ace.run import checkpoint
+from ace.run.loop import check_arrays
 from ace.settings import keys
-from ace.settings.config import Config, replace
+from ace.settings.config import Config, ConfigError, replace
 from tests.agents.small import sample
 
 OBS, A, LANES, EPISODES = 3, 2, 2, 2
@@ -339,11 +341,27 @@ def test_states_of_any_type_come_back_bit_for_bit(small: float) -> None:
     equal(tree, jax.jit(jax.vmap(packing.unpack))(packing.pack(tree)))
 
 
-@pytest.mark.parametrize("kind", [np.float64, np.int64, np.uint64, np.complex64])
-def test_numbers_of_64_bits_are_refused(kind: Any) -> None:
-    """They were taken for twice as many numbers of 32 bits: an error about lanes came later."""
-    with pytest.raises(TypeError, match=f"a leaf is {np.dtype(kind).name}.* at most 32 bits"):
-        Packing({"x": np.zeros(3, kind)}, np.inf)
+@pytest.mark.parametrize("kind", [*KINDS, np.int64, np.float64])
+def test_arrays_of_any_type_come_back_from_a_file(tmp_path, kind: Any) -> None:
+    """safetensors writes bfloat16 and does not read it: such a run could not be resumed."""
+    arrays = {"x": np.arange(6).reshape(2, 3).astype(kind), "one": np.ones((), kind)}
+    path = tmp_path / "arrays.safetensors"
+    checkpoint.write_arrays(path, arrays)
+    equal(arrays, checkpoint.read_arrays(path, 1000))
+
+
+@pytest.mark.parametrize(
+    "kind", [np.float64, np.int64, np.uint64, np.complex64, ml_dtypes.float8_e5m2]
+)
+def test_types_that_a_program_cannot_hold_are_refused(kind: Any) -> None:
+    """Numbers of 64 bits were taken for twice as many of 32: an error about lanes came later."""
+    with pytest.raises(ConfigError, match=f"array 'x.y' .* is {np.dtype(kind).name}; it must be"):
+        Packing({"x": {"y": np.zeros(3, kind)}}, np.inf)
+
+
+def test_python_numbers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="array 'x' of the agent is int64"):
+        Packing({"x": 1}, np.inf)
 
 
 def test_an_agent_with_states_of_any_type(monkeypatch) -> None:
@@ -365,8 +383,48 @@ def test_an_agent_with_states_of_any_type(monkeypatch) -> None:
 def test_an_agent_with_a_state_of_64_bits_is_refused(monkeypatch) -> None:
     mine = dataclasses.replace(TOY, init=lambda *a: toy_init(*a) | {"x": np.zeros(2)})
     program = program_of(monkeypatch, mine)
-    with pytest.raises(TypeError, match="float64"):
-        program.init_state(observations(LANES), 16)
+    with pytest.raises(ConfigError, match="float64"):
+        program.check_types()
+
+
+@pytest.mark.parametrize(
+    "more, told",
+    [
+        ({"w.x": np.zeros(2, "f"), "w": {"x": np.zeros(2, "f")}}, "saved as 'learner.w.x'"),
+        ({"agent_step": np.int32(0)}, "rename the agent's array"),
+    ],
+)
+def test_arrays_whose_names_collide_in_a_file_are_refused(monkeypatch, more: Any, told: str):
+    """One of them was lost: the run ended well and could be neither resumed nor evaluated."""
+    mine = dataclasses.replace(TOY, init=lambda *a: toy_init(*a) | more)
+    mine = dataclasses.replace(mine, pad=lambda config, state, sizes: state)
+    program = program_of(monkeypatch, mine)
+    with pytest.raises(ConfigError, match=told):
+        check_arrays(program, 16)
+
+
+@pytest.mark.parametrize("state", [(), {"count": np.int32(0)}])
+def test_an_agent_that_needs_nothing_to_act(monkeypatch, state: Any) -> None:
+    """Without an array there was no axis of lanes to map over."""
+    mine = Agent(
+        init=lambda config, seed, sizes: state,
+        pad=lambda config, state, sizes: state,
+        act=lambda lane, acting, memory, *rest: (jnp.ones(A) * lane.action_mask, memory),
+        update=lambda lane, state, store, agent_step, active: (state, store, {}),
+        metrics=(),
+        acting_part=lambda state: (),
+    )
+    program = program_of(monkeypatch, mine)
+    check_arrays(program, 16)
+    begun = program.init_state(observations(LANES), 16)
+    begun, _ = step(program, begun)
+    program.send(1, observations(LANES))
+    action, begun = program.act(begun)
+    np.testing.assert_array_equal(action, np.ones((LANES, A)))
+    player = program.player("agent", EPISODES)
+    player.begin(program.acting(begun), 0)
+    action = player.act(observations(LANES, EPISODES), 0)
+    np.testing.assert_array_equal(action, np.ones((LANES, EPISODES, A)))
 
 
 # What is registered or patched in the running process is what runs
