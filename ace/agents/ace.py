@@ -134,7 +134,7 @@ def footprint(config: Config, sizes: tuple[int, int]) -> dict[str, int]:
     weights += n.mlp * (inputs + 4 * n.mlp + n.latent + action)
     width = n.belief + n.latent + n.mlp
     rows = learn.batch * (p.horizon + 1)
-    candidates = config.eval_episodes * (p.population + p.elites) * p.horizon
+    candidates = config.eval_episodes * planning.candidates(config) * p.horizon
     number = 2 if config.precision == "bf16" else 4
     return {
         "the networks with their optimiser (net.*)": 4 * 4 * weights,

@@ -1,7 +1,7 @@
 """The contract of an agent and the table that `--agent` selects from."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import jax
@@ -10,7 +10,7 @@ from ace.method.types import Lane, Metrics
 from ace.planners import PLANNERS
 from ace.replay import Replay
 from ace.settings import names
-from ace.settings.config import Config
+from ace.settings.config import Config, ConfigError
 
 Sizes = tuple[int, int]  # of observations and actions
 State = Any  # all that learning changes: any tree of arrays
@@ -136,6 +136,30 @@ AGENTS: dict[str, Agent] = {}
 
 def register(name: str, agent: Agent) -> None:
     """Register an agent under a free name: `ace train TASK --agent NAME`."""
-    if not name.replace("-", "_").isidentifier() or name.startswith("-"):
-        raise ValueError(f"agent name {name!r} must be letters, digits, _ and -")
+    check(name, agent)
     names.enter("agent", AGENTS, name, agent)
+
+
+def check(name: str, agent: Agent) -> None:
+    """Refuse an agent that could not be recorded, evaluated or configured."""
+    flag = name.replace("-", "_")
+    if not flag.isidentifier() or name.startswith("-"):
+        raise ConfigError(f"agent name {name!r} must be letters, digits, _ and -")
+    if agent.settings and flag in {section.name for section in fields(Config)}:
+        raise ConfigError(
+            f"agent {name!r} has settings of its own, and --{name} are common ones already; choose "
+            "another name"
+        )
+    for metric in agent.metrics:
+        if not metric.isidentifier() or agent.metrics.count(metric) > 1:
+            raise ConfigError(
+                f"agent {name!r} has the metric {metric!r}; metrics are named with letters, digits "
+                "and _, each once"
+            )
+    if not agent.plays or not {*agent.plays} <= {"agent", "policy"}:
+        raise ConfigError(
+            f"agent {name!r} plays {agent.plays!r} in evaluations; give ('agent',), ('policy',) or "
+            "both"
+        )
+    if "policy" in agent.plays and agent.act_policy is None:
+        raise ConfigError(f"agent {name!r} plays its policy and has no act_policy; give it one")

@@ -36,6 +36,11 @@ def check(config: Config) -> None:
         )
 
 
+def candidates(config: Config) -> int:
+    """The most sequences that a plan rates at once."""
+    return max(planner_of(config).calls(config), default=0)
+
+
 def working_horizon(config: Config, agent_step: jax.Array) -> jax.Array:
     """Steps of a plan that count; they grow along the ramp up to H."""
     p = config.plan

@@ -260,7 +260,7 @@ def footprint(config: Config, sizes: Sizes) -> dict[str, int]:
     critics = 2 * n.mlp * (both + n.mlp + 1)
     policy = n.mlp * (both + n.mlp)
     rows = config.learn.batch * (p.horizon + 1)
-    candidates = config.eval_episodes * p.population * p.horizon
+    candidates = config.eval_episodes * planning.candidates(config) * p.horizon
     number = 2 if config.precision == "bf16" else 4
     return {
         "the networks with their optimiser (net.*)": 4 * (3 * (model + critics + policy) + critics),

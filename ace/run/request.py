@@ -213,7 +213,14 @@ def check_section(others: Sequence[str], agent: str) -> None:
 
 
 def check_columns(spec: Any, metrics: Sequence[str]) -> None:
-    """Refuse a task whose numbers would share a column with a metric of the agent."""
+    """Refuse an agent whose metrics would share a column with what every run records or with a
+    number of the task."""
+    from ace.envs.numbers import RESERVED
+
+    for name in sorted({*metrics} & {*RESERVED}):
+        raise ConfigError(
+            f"the agent has a metric {name!r}, which is a column of every run; rename it"
+        )
     for number in spec.numbers:
         if number.name in metrics:
             raise ConfigError(
@@ -268,6 +275,8 @@ def check_config(name: str, config: Config) -> None:
         PLANNERS[config.plan.planner].check(config)
     agent.check(config)
     segment = agent.segment(config)
+    if segment < 1:
+        raise ConfigError(f"agent {name} draws segments of {segment} steps; give at least 1")
     if config.seed_steps < segment:
         raise ConfigError(
             f"seed_steps ({config.seed_steps}) is shorter than a segment ({segment} steps): there "

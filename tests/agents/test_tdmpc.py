@@ -276,6 +276,8 @@ def test_footprint() -> None:
     networks, *rest = AGENT.footprint(SMALL, SIZES).values()
     held = sum(x.nbytes for x in leaves(fresh()).values())
     assert 0.6 * held < networks <= held and min(rest) > 0
+    none = AGENT.footprint(replace(SMALL, {"plan.planner": "policy"}), SIZES)
+    assert [*none.values()][-1] == 0  # it rates no sequence
 
 
 def test_a_padded_lane_in_a_crowd_learns_like_the_plain_lane_alone() -> None:

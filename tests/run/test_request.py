@@ -53,6 +53,20 @@ def plan(*argv: str) -> request.Run:
     return request.plan_run([*POINT, *argv])
 
 
+@pytest.mark.parametrize(
+    "more, told",
+    [
+        ({"metrics": ("loss", "return")}, "a metric 'return', which is a column of every run"),
+        ({"metrics": ("faults",)}, "a metric 'faults'"),
+        ({"segment": lambda config: 0}, "agent toy draws segments of 0 steps"),
+    ],
+)
+def test_an_agent_whose_run_could_not_be_recorded_is_refused(monkeypatch, toy, more, told) -> None:
+    monkeypatch.setitem(AGENTS, "toy", dataclasses.replace(toy, **more))
+    with pytest.raises(ConfigError, match=told):
+        plan("--agent", "toy")
+
+
 def saved(run: request.Run, folder: Path) -> Path:
     folder.mkdir()
     write_json(folder / "config.json", run.describe())

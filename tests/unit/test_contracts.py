@@ -403,6 +403,24 @@ def test_arrays_whose_names_collide_in_a_file_are_refused(monkeypatch, more: Any
         check_arrays(program, 16)
 
 
+@pytest.mark.parametrize(
+    "name, more, told",
+    [
+        ("a b", {}, "letters, digits, _ and -"),
+        ("plan", {"settings": Config}, "--plan are common ones already"),
+        ("toy", {"metrics": ("loss", "q", "loss")}, "has the metric 'loss'"),
+        ("toy", {"metrics": ("my loss",)}, "has the metric 'my loss'"),
+        ("toy", {"plays": ()}, r"plays \(\) in evaluations"),
+        ("toy", {"plays": ("planner",)}, "give .'agent',., .'policy',. or both"),
+        ("toy", {"plays": ("policy",)}, "no act_policy; give it one"),
+    ],
+)
+def test_an_agent_that_cannot_run_is_refused_when_it_is_registered(name, more, told) -> None:
+    with pytest.raises(ConfigError, match=told):
+        register_agent(name, dataclasses.replace(TOY, **more))
+    assert name not in AGENTS
+
+
 @pytest.mark.parametrize("state", [(), {"count": np.int32(0)}])
 def test_an_agent_that_needs_nothing_to_act(monkeypatch, state: Any) -> None:
     """Without an array there was no axis of lanes to map over."""

@@ -34,7 +34,6 @@ WITH_ENVS = {
     "bench",
     "cli",
 }  # presets depend on a task's spec
-EXCEPTIONS: dict[tuple[str, str], str] = {}  # (module, what it imports against the order): why
 
 
 def modules() -> dict[str, Path]:
@@ -92,7 +91,7 @@ def test_every_module_has_a_place() -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_imports_go_one_way(name: str) -> None:
-    mine, used = room(name), {n for n in ours(name) if (name, n) not in EXCEPTIONS}
+    mine, used = room(name), ours(name)
     if mine == "__init__":
         return  # see below
     if mine == "envs":
@@ -102,10 +101,6 @@ def test_imports_go_one_way(name: str) -> None:
         assert "envs" not in {room(n) for n in used}
     layered = {n for n in used if room(n) not in BESIDE}
     assert not {n for n in layered if layer(room(n)) > layer(mine)}
-
-
-def test_exceptions_are_still_needed() -> None:
-    assert not {(m, n) for m, n in EXCEPTIONS if m not in MODULES or n not in ours(m)}
 
 
 @pytest.mark.parametrize("name", [n for n in MODULES if room(n) == "planners"])
