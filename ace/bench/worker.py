@@ -18,8 +18,7 @@ STOPPED = 75  # exit status after a signal, with the state saved
 
 def end_with_parent(parent: int) -> None:
     """Send this process a SIGTERM when its parent dies, so that no job goes on unseen. Not with
-    Linux's PR_SET_PDEATHSIG: that would be a second signal, which cuts the save short, or one that
-    comes too early, when the thread that started this process ends."""
+    Linux's PR_SET_PDEATHSIG, which sends it when the thread that started this process ends."""
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -287,6 +287,17 @@ def test_a_worker_can_be_hurried_while_it_is_waited_for(monkeypatch) -> None:
         assert env.step(_actions(2)).faults == []
 
 
+def test_a_hurried_worker_has_its_seconds_from_then_on() -> None:
+    """They were counted from the request: a worker that had run for longer was lost at once."""
+    with VectorEnv(requests("probe/long"), 1, 2, 2, timeout=600.0) as env:
+        worker: Any = env._groups[0]
+        counts = iter([7.0, 7.5, 8.0, 13.0])
+        worker._clock.count = lambda: next(counts)
+        assert worker._left(600.0) == 593.0
+        env.hurry(5.0)
+        assert [worker._left(600.0) for _ in range(3)] == [5.0, 4.5, -0.5]
+
+
 class Waits:
     """A poll that remembers how long its callers would wait, in milliseconds."""
 

@@ -49,6 +49,7 @@ class Remote:
             self._process = _start_worker(theirs.fileno(), memory_fd)
         self._clock = WorkerClock(self._process.pid)
         self._yields, self._most = False, math.inf
+        self._hurried: float | None = None  # seconds of `hurry`, until they are counted
         # Made once: `Connection.poll` makes a selector in every call.
         self._arrived = select.poll()
         self._arrived.register(self._connection, select.POLLIN)
@@ -79,8 +80,9 @@ class Remote:
             self._connection.send_bytes(message)
 
     def hurry(self, timeout: float) -> None:
-        """Give the worker at most `timeout` seconds from now on, also for the present request."""
-        self._most = timeout
+        """Give the worker at most `timeout` seconds from now on, also for the present request. A
+        signal's handler may call this while `recv` waits."""
+        self._hurried = timeout
 
     def ready(self) -> bool:
         """Whether the worker has replied or died."""
@@ -104,15 +106,20 @@ class Remote:
         # Nearly every reply arrives here, before the clock is read.
         if self._arrived.poll(1e3 * max(pause - self._clock.wall(), 0.0)):
             return True
-        left = min(timeout, self._most) - self._clock.count()
+        left = self._left(timeout)
         while not self._arrived.poll(1e3 * max(min(left, pause), 0.0)):
             if left <= 0:
                 return False
             if self._yields and self._clock.wall() > timeout / 2:
                 self.take_processor()
-            # Read anew: a signal's handler may have called `hurry` meanwhile.
-            left = min(timeout, self._most) - self._clock.count()
+            left = self._left(timeout)
         return True
+
+    def _left(self, timeout: float) -> float:
+        count = self._clock.count()
+        if self._hurried is not None:  # a handler may have set it at any moment
+            self._most, self._hurried = count + self._hurried, None
+        return min(timeout, self._most) - count
 
     def overdue(self, timeout: float) -> bool:
         """Whether the worker ran or slept for `timeout` seconds, counted from half the timeout on,
