@@ -164,9 +164,7 @@ def carry_out(
         shown = f"{len(slots)} x {hardware}" if len(slots) > 1 else hardware
     rates = Rates(plan.results, args.work / "rates.json")
     estimate(plan, rates, hardware, limit, memory)
-    for planned in plan.todo:
-        if planned.made:  # here too: on a node, the error would name a copy of the folder
-            check_begun(make_run(planned.job, planned.folder / "run"))
+    leave_out_begun(plan, board)
     starting = list(to_start(plan.todo, len(slots), limit))
     drive.show_plan(plan, shown, board, starting)
     if plan.reused and not args.dry_run:
@@ -175,7 +173,7 @@ def carry_out(
     if stuck:
         board.say(drive.why_nothing_starts(plan, args.limit), always=True)
     if args.dry_run or not starting:
-        return int(stuck and not args.dry_run)
+        return int(bool(plan.failed) or (stuck and not args.dry_run))
 
     def start(planned: Planned, slot: Any) -> drive.Running:
         if cluster:
@@ -192,6 +190,19 @@ def carry_out(
             planned.running.kill()
     board.say(drive.summary(work), always=True)
     return 128 + signum if signum else int(bool(plan.failed))
+
+
+def leave_out_begun(plan: Plan, board: Any) -> None:
+    """Take jobs out of a plan that another version of ace began with other settings. Each job looks
+    for itself too, but on a node its error would name a copy of the folder."""
+    for planned in [planned for planned in plan.todo if planned.made]:
+        try:
+            check_begun(make_run(planned.job, planned.folder / "run"))
+        except ConfigError as error:
+            plan.todo.remove(planned)
+            planned.failure = str(error)
+            plan.failed.append(planned)
+            board.say(f"left out {planned.job.id}: {error}", always=True)
 
 
 def show_suites() -> None:

@@ -309,7 +309,8 @@ def summary(drive: Drive) -> str:
     done = f"{counted(len(plan.finished), 'program')} finished"
     lines = [f"{done}, {counted(lanes, 'curve')} added to {plan.results}"]
     for p in plan.failed:
-        lines.append(f"failed: {p.job.id} ({describe(p)}); {p.folder / 'log.txt'} says why")
+        why = f"{p.folder / 'log.txt'} says why" if p.running else p.failure
+        lines.append(f"failed: {p.job.id} ({describe(p)}); {why}")
     for p in drive.pending:
         made = f", at env step {p.made * p.repeat:,}" if p.made else ""
         lines.append(f"left: {p.job.id} ({describe(p)}){made}, expected {duration(p.expected)}")

@@ -379,8 +379,8 @@ class Program:
             """Trace without kernels: those that passed their trial may still not compile for the
             sizes of this program."""
             report = self._reports.get(name)
-            if not (report and report.used):
-                return False
+            if not (report and report.used) or "RESOURCE_EXHAUSTED" in str(error):
+                return False  # without kernels it would need more memory still
             self._plain[name] = f"it does not compile with them ({error!r:.200})"
             return True
 

@@ -273,8 +273,8 @@ class Loop:
         return f"no fused kernels ({'off' if self.config.kernels == 'off' else 'no GPU'})"
 
     def say_kernels(self) -> None:
-        """Say which kernels fitted, as soon as that is known, and again should a trial of them on
-        this card fail later."""
+        """Say which kernels fitted, as soon as that is known, and again should that change: their
+        trial on this card may fail later, and evaluations are compiled last."""
         report = self.program.kernels
         if not self.program.table or not self.program.traced or report.line() == self.said:
             return
@@ -486,4 +486,5 @@ class Loop:
         for lane, e in enumerate(results):
             means = e.ret, e.policy_ret, e.length, e.numbers
             self.recorder.evaluation(lane, env_step, *means, e.bias)
+        self.say_kernels()
         self.evaluating = None

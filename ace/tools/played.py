@@ -43,7 +43,7 @@ def play(folder: Path, episodes: int) -> Played:
     if episodes <= 0:
         raise ConfigError(f"--episodes is {episodes}; it must be at least 1")
     run = open_run(folder)
-    wanted = {"eval_episodes": episodes}
+    wanted = {"eval_episodes": episodes, "learn.batch": 1}  # no memory for updates
     setups = [s._replace(config=replace(s.config, wanted)) for s in run.setups]
     validate(setups[0].config)
     try:

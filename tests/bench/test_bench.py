@@ -256,8 +256,14 @@ def test_a_job_that_was_begun_with_other_settings_is_not_continued(whole, tmp_pa
         assert job.returncode == status, job.stderr
         why = "was begun with other settings: seed_steps (7 there, 40 here)"
         assert (why in job.stderr) == (status == 1)
-        if status:  # said before anything starts, with the folder's own name
-            assert (found := bench(tmp_path))[0] == 1 and f"{name}/run {why}" in found[1]
+        if status:  # said before anything starts, with the folder's own name; the others go on
+            os.remove(
+                other := begun / sorted(n for n in os.listdir(begun) if n > name)[0] / "done.json"
+            )
+            found = bench(tmp_path)
+            assert found[0] == 1 and f"left out {name}: " in found[1]
+            assert f"{name}/run {why}" in found[1] and "1 program finished" in found[1]
+            assert other.exists()
 
 
 def test_seeds_that_their_file_lacks_are_noted_and_planned_again(whole, tmp_path, bench) -> None:

@@ -13,6 +13,7 @@ import pytest
 from ace.engine import fused, kernels
 from ace.engine.compile import Function
 from ace.engine.lanes import LaneSetup
+from ace.engine.player import Player
 from ace.engine.program import Program
 from ace.settings.config import Config, replace
 from tests.patience import PATIENCE
@@ -111,20 +112,40 @@ def test_a_program_whose_kernels_fail_their_trial_computes_without_them(
     assert not reports[1].unused()
 
 
-def test_a_function_that_does_not_compile_with_kernels_computes_without_them(monkeypatch) -> None:
-    """Their trial has small sizes, so a kernel may pass it and fail in a program. That ended the
-    run."""
-    small = {"net.latent": 4, "net.mlp": 8, "net.encoder": 128, "net.belief": 4, "plan.horizon": 2}
+def with_kernels(monkeypatch, encoder: int) -> tuple[Program, Player]:
+    """A program that believes its kernels, and a player whose function has some."""
+    small = {"net.latent": 4, "net.mlp": 8, "net.belief": 4, "plan.horizon": 2}
+    small |= {"net.encoder": encoder}
     config = replace(Config(), small | {"precision": "f32", "eval_episodes": 64})
     program = Program("ace", [LaneSetup("probe/point", 0, config, (3, 2))])
     monkeypatch.setattr(kernels, "broken", lambda: "")
     monkeypatch.setattr(kernels, "known_broken", lambda: "")
-    monkeypatch.setattr(Program, "table", fused.TABLE)  # there are no kernels for a CPU
+    monkeypatch.setattr(Program, "table", fused.TABLE)
     player = program.player("policy", 64)
     player.begin(program.agent.acting_part(program.fresh.learners), 0)
+    return program, player
+
+
+def test_a_function_that_does_not_compile_with_kernels_computes_without_them(monkeypatch) -> None:
+    """Their trial has small sizes, so a kernel may pass it and fail in a program, as all do on a
+    CPU. That ended the run."""
+    program, player = with_kernels(monkeypatch, 128)
     assert np.all(np.isfinite(player.act(np.zeros((1, 64, 3), "f"), 0)))
     assert program.traces["act_policy"] == 2 and not program.kernels.used
     assert "; not any in act_policy: it does not compile with them (" in program.kernels.line()
+
+
+def test_a_lack_of_memory_is_no_fault_of_the_kernels(monkeypatch) -> None:
+    """Without them a function needs more memory still."""
+    program, player = with_kernels(monkeypatch, 256)  # JAX remembers what was traced with 128
+
+    def launch(*_: Any, **__: Any) -> None:
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr(kernels.rows, "launch", launch)
+    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+        player.act(np.zeros((1, 64, 3), "f"), 0)
+    assert program.traces["act_policy"] == 1
 
 
 def test_functions_are_traced_one_at_a_time_without_collecting_garbage() -> None:
