@@ -242,16 +242,18 @@ def make_run(job: Job, folder: Path, **options: Any) -> request.Run:
 
 
 def that_matter(agent: str, flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in `flat` that can change the agent's results: without those of the machine and
-    those that the agent never reads; none if its planner is unknown."""
+    """The settings that can change the agent's results: without those of the machine and those that
+    the agent never reads; none if its planner is unknown. Settings that `flat` lacks were added
+    after it was written, and get the defaults that keep the behaviour from before."""
     from ace.planners import PLANNERS
 
     found, planner = request.find_agent(agent), flat.get("plan.planner", "")
     if found.plans and planner not in PLANNERS:
         return {}
+    defaults = settings.flatten(settings.Config(own=found.settings and found.settings()))
     return {
         name: value
-        for name, value in json.loads(json.dumps(flat)).items()
+        for name, value in json.loads(json.dumps({**defaults, **flat})).items()
         if name not in OF_THE_MACHINE and found.uses(name, planner)
     }
 
@@ -287,22 +289,20 @@ def finished_lanes(jobs: Iterable[Job], folder: Path) -> set[LaneSpec]:
                 continue
             if lane in known:
                 learned = job.trained_on(lane.agent, lane.task)
-                _check_settings(
-                    that_matter(job.agent, settings.flatten(config)), learned, *known[lane], path
-                )
+                _check_settings(job.agent, settings.flatten(config), learned, *known[lane], path)
             done.add(lane)
     return done
 
 
 def _check_settings(
-    here: Mapping[str, Any], task: str, program: Mapping, lane: Mapping, path: Path
+    agent: str, flat: Mapping[str, Any], task: str, program: Mapping, lane: Mapping, path: Path
 ) -> None:
     """Refuse to count results that other settings, or another task, made."""
     if not program.get("config"):
         return  # made before settings were written down
-    there = {**program["config"], **(lane.get("settings") or {})}
+    there = that_matter(agent, {**program["config"], **(lane.get("settings") or {})})
     there["task"] = lane.get("trained_on", lane["task"])
-    here = {**here, "task": task}
+    here = {**that_matter(agent, flat), "task": task}
     names = sorted(set(here) & set(there))
     if differing := [n for n in names if here[n] != there[n]]:
         shown = ", ".join(f"{n} ({there[n]} there, {here[n]} now)" for n in differing[:3])

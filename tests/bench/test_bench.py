@@ -18,6 +18,7 @@ import pytest
 from ace import cli
 from ace.agents import AGENTS
 from ace.bench import local
+from ace.settings.config import Config
 from tests.patience import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -217,6 +218,23 @@ def test_results_of_other_settings_are_not_counted(whole, tmp_path, bench) -> No
         path.write_text(changed)
     assert status == 1 and "was made with other settings" in text
     assert "seed_steps (7 there, 40 now)" in text
+
+
+def test_results_without_a_setting_that_the_suite_changes_are_not_counted(
+    whole, tmp_path, bench
+) -> None:
+    """A setting that is younger than some results was not compared: with another value in the
+    suite, they counted as its own."""
+    path = next((whole / "results/mine/programs").iterdir())
+    changed = path.read_text()
+    found = json.loads(changed)
+    assert found["config"].pop("eval_every") == 200
+    path.write_text(json.dumps(found))
+    try:
+        status, text = bench(tmp_path, "--results", str(whole / "results"), "--dry-run")
+    finally:
+        path.write_text(changed)
+    assert status == 1 and f"eval_every ({Config().eval_every} there, 200 now)" in text
 
 
 def test_settings_that_the_agent_never_reads_make_no_difference(whole, tmp_path, bench) -> None:

@@ -123,6 +123,20 @@ def test_the_settings_of_taken_curves_are_those_of_the_suite(tmp_path, bench) ->
     }
 
 
+@pytest.mark.parametrize("value, found", [(0.6, 2), (0.5, 0)])
+def test_a_setting_that_is_younger_than_the_curves(value, found, tmp_path, bench) -> None:
+    """They were made with its default, which keeps the behaviour from before there was a choice;
+    after a setting was added no curve of before was taken."""
+    pretend(tmp_path, MAIN, value_bias=0.5)
+    for path in Path("results/main/programs").iterdir():
+        program = json.loads(path.read_text())
+        assert program["config"].pop("replay.priority_power") == 0.6
+        path.write_text(json.dumps(program))
+    text = SWEEP + f'settings = {{ "replay.priority_power" = {value} }}\n'
+    status, shown = bench("--dry-run", text=text)
+    assert status == 0 and f"{found} of 6 curves are in" in shown
+
+
 @pytest.mark.parametrize(
     "old, new",
     [

@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,9 @@ def test_every_suite_of_the_package_can_be_packed(name: str, tmp_path) -> None:
         run = make_run(job, tmp_path)
         check_compatible(run.setups)
         assert Job.from_json(job.to_json()) == job
+    results = Path(__file__).parents[2] / "results" / name
+    if results.is_dir() and name != "dmc-curves":  # made with the default before its repairs
+        assert finished_lanes(jobs, results), "a new default: give the suite the one from before"
 
 
 def test_the_papers_table_is_its_fifteen_tasks() -> None:
