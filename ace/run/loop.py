@@ -3,10 +3,8 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, NoReturn
 
 import jax
@@ -18,12 +16,13 @@ from ace.engine.resources import check_memory, count_workers, replay_capacity, s
 from ace.envs import EnvError, Fault
 from ace.method.types import Transition
 from ace.run import checkpoint, resume
-from ace.run.agent_file import load_agents, named, save_agents
+from ace.run.agent_file import named
 from ace.run.collect import Collector
-from ace.run.evaluate import Evaluation, Evaluator
+from ace.run.evaluate import Evaluation
+from ace.run.evaluations import Evaluations
 from ace.run.explore import Explorer, layout_of
 from ace.run.pace import Pace
-from ace.run.record import LaneInfo, Recorder, read_csv, versions, write_json
+from ace.run.record import LaneInfo, Recorder, versions, write_json
 from ace.run.request import Run
 from ace.run.signals import Signals
 from ace.settings.config import ConfigError
@@ -75,6 +74,11 @@ def check_arrays(program: Program, capacity: int) -> None:
     named(program.acting_shapes(), 0)
 
 
+def explores(run: Run) -> bool:
+    """Whether a run records how it explores a maze."""
+    return any(layout_of(setup.task) for setup in run.setups)
+
+
 class Loop:
     """One run in progress, to be closed at its end."""
 
@@ -82,25 +86,17 @@ class Loop:
         self.program, self.config, self.folder = program, program.config, run.folder
         self.command = run.command
         self.keeper = resume.Keeper(program, run.folder, capacity)
-        lanes = len(program.setups)
-        # Evaluations get a quarter of the cores: more would slow down the training's simulators.
-        workers = count_workers(self.config, 4 * lanes * self.config.eval_episodes)
-        self.workers = -(-workers // 4)
-        self.evaluator: Evaluator | None = None
-        self.evaluating: int | None = None  # agent step of the evaluation in progress
+        self.evaluations = Evaluations(program, run.folder, keep_obs=explores(run))
         self.explorer: Explorer | None = None
         self.compiling: list[threading.Thread] = []
-        self.writer = ThreadPoolExecutor(1)
-        self.writing: Future[None] = self.writer.submit(lambda: None)  # write of the agents' file
         self.random: np.ndarray | None = None  # [L, BLOCK, A] actions of the seed phase
         self.save_seconds = 60 * run.save_minutes
         self.signals, self.compiled, self.said = Signals(self.hurry), False, ""
         self.pace = Pace()
         self.interruptible = False  # whether a signal may end the updates of this step
         self.steps = self.config.agent_steps
-        self.last_env_step = self.steps * self.config.action_repeat
         saved = checkpoint.Checkpoints(run.folder).steps()
-        workers = count_workers(self.config, lanes)
+        workers = count_workers(self.config, len(program.setups))
         self.collector = Collector(program, workers, awake=spare_cores(workers))
         try:
             if not saved:
@@ -123,7 +119,7 @@ class Loop:
             self.state = program.init_state(obs, capacity)
             nothing = np.zeros(lanes, int)
             start = resume.Progress(
-                0, self._next_evaluation(0), None, nothing, nothing.astype(bool), None
+                0, self.evaluations.next, None, nothing, nothing.astype(bool), None
             )
             notes = []
         else:
@@ -132,17 +128,11 @@ class Loop:
             obs = np.asarray(store.obs[np.arange(lanes), store.cursor])
             first = np.asarray(store.length == 0)
             notes.append(f"continued at env step {start.agent_step * self.config.action_repeat}")
-        self.agent_step, self.next_evaluation = start.agent_step, start.next_evaluation
+        self.agent_step, self.obs = start.agent_step, obs
         self.owed, self.ended, self.metrics = start.owed, start.ended, start.metrics
-        # The saved step is neither on the evaluation grid nor at the end: the run was made longer.
-        if self.next_evaluation > self.env_step and not (
-            self.next_evaluation % self.config.eval_every == 0
-            or self.next_evaluation in (self.last_env_step, self.last_env_step + 1)
-        ):
-            self.next_evaluation = self._next_evaluation(self.env_step)
-        self.obs = obs
+        self.evaluations.continue_at(self.env_step, start.next_evaluation)
         self.send(first)
-        pending = self._pending_evaluation(run.folder, start.evaluating)
+        pending = self.evaluations.interrupted(start.evaluating)
         if self.finished and pending is None:
             notes.append("the run is finished")
         repeat = self.config.action_repeat
@@ -159,7 +149,7 @@ class Loop:
             resume_at=self.env_step,
             evaluations_until=until,
         )
-        if any(layout_of(setup.task) for setup in run.setups):
+        if explores(run):
             self.explorer = Explorer(run.folder, program, until)
             if self.compiling:
                 thread = program.compile_survey(self.explorer.survey, after=self.compiling)
@@ -167,42 +157,14 @@ class Loop:
         for note in notes:
             self.recorder.message(note)
         if pending is not None:
-            self._resume_evaluation(pending)
-
-    def _next_evaluation(self, env_step: int) -> int:
-        """The first env step after this one at which agents are evaluated."""
-        every = self.config.eval_every
-        return min((env_step // every + 1) * every, self.last_env_step)
-
-    def _pending_evaluation(self, folder: Path, evaluating: int | None) -> int | None:
-        """The agent step of an interrupted evaluation, or None if its results are recorded."""
-        path = folder / "eval.csv"
-        if evaluating is None:
-            return None
-        env_step = evaluating * self.config.action_repeat
-        rows = read_csv(path) if path.exists() else []
-        done = sum(row["env_step"] == env_step for row in rows)
-        return None if done == len(self.program.setups) else evaluating
-
-    def _resume_evaluation(self, evaluating: int) -> None:
-        """Restart an interrupted evaluation with the agents that were saved for it."""
-        try:
-            acting, agent_step = load_agents(self.folder, self.program)
-        except checkpoint.CheckpointError as error:
-            acting, agent_step = None, None
-            self.recorder.message(str(error))
-        if agent_step == evaluating:
-            self._start_evaluation(acting, evaluating)
-        else:
-            env_step = evaluating * self.config.action_repeat
-            self.recorder.message(f"the evaluation at env step {env_step} is lost")
+            with self.saved_first():
+                if lost := self.evaluations.make_again(pending):
+                    self.recorder.message(lost)
 
     def close(self) -> None:
         """Stop the simulators and the background compilation."""
         self.program.stop.set()
-        self.writer.shutdown()
-        if self.evaluator:
-            self.evaluator.close()
+        self.evaluations.close()
         if self.explorer:
             self.explorer.close()
         self.collector.close()
@@ -224,7 +186,7 @@ class Loop:
         finished = self.finished
         with self.signals:
             self.recorder.progress(self.env_step)
-            if self.env_step >= self.next_evaluation:  # it failed before the run was resumed
+            if self.env_step >= self.evaluations.next:  # it failed before the run was resumed
                 self.begin_evaluation()
             while self.agent_step < self.steps:
                 self.wait_for_compiler()
@@ -240,7 +202,7 @@ class Loop:
                     simulator_faults=self.collector.faults,
                     updates_ahead=0,
                 )
-                if self.env_step >= self.next_evaluation:
+                if self.env_step >= self.evaluations.next:
                     self.begin_evaluation()
                 self.advance_evaluation()
                 self.keeper.check()
@@ -257,7 +219,7 @@ class Loop:
     @property
     def finished(self) -> bool:
         """Whether nothing of the run is left to do."""
-        evaluated = self.evaluating is None and self.next_evaluation > self.env_step
+        evaluated = self.evaluations.running is None and self.evaluations.next > self.env_step
         return self.agent_step == self.steps and evaluated
 
     def phase(self) -> str:
@@ -303,12 +265,12 @@ class Loop:
 
     def save(self) -> None:
         """Write a checkpoint, in the background."""
-        self.writing.result()
+        self.evaluations.wait_for_file()
         self.state = self.program.add(self.state)
         at = resume.Progress(
             self.agent_step,
-            self.next_evaluation,
-            self.evaluating,
+            self.evaluations.next,
+            self.evaluations.running,
             self.owed.copy(),
             self.ended,
             self.metrics,
@@ -322,7 +284,8 @@ class Loop:
 
     def stop_if_asked(self) -> None:
         """End the run with its state saved, if a signal asked for that."""
-        if not self.signals.signum or (self.agent_step == self.steps and self.evaluating is None):
+        over = self.agent_step == self.steps and self.evaluations.running is None
+        if over or not self.signals.signum:
             return
         self.save()
         self.keeper.wait()
@@ -388,6 +351,14 @@ class Loop:
                 why = "" if f.final else f"\n{row} faults without an episode finished between them"
                 self.give_up(f"{where}: {f.text}{why}")
 
+    @contextmanager
+    def saved_first(self, what: str = "") -> Iterator[None]:
+        """Save the run before an EnvError inside ends it; `what` is said before the error."""
+        try:
+            yield
+        except EnvError as error:
+            self.give_up(f"{what}{error}")
+
     def give_up(self, reason: str) -> NoReturn:
         """Save the run, then raise an EnvError."""
         self.save()
@@ -432,27 +403,13 @@ class Loop:
     def begin_evaluation(self) -> None:
         """Save the agents and start to evaluate them while training continues."""
         self.finish_evaluation()
-        acting = self.program.acting(self.state)
-        self.writing.result()
-        self.writing = self.writer.submit(save_agents, self.folder, acting, self.agent_step)
-        self._start_evaluation(acting, self.agent_step)
-        following = min(self.next_evaluation + self.config.eval_every, self.last_env_step)
-        self.next_evaluation = following if self.agent_step < self.steps else following + 1
-
-    def _start_evaluation(self, acting: Any, agent_step: int) -> None:
-        try:
-            if self.evaluator is None:
-                episodes, keep = self.config.eval_episodes, self.explorer is not None
-                self.evaluator = Evaluator(self.program, episodes, self.workers, keep)
-            self.evaluator.begin(acting, agent_step)
-        except EnvError as error:
-            self.give_up(str(error))
-        self.evaluating = agent_step
+        with self.saved_first():
+            self.evaluations.begin(self.program.acting(self.state), self.agent_step)
 
     def advance_evaluation(self) -> None:
         """Advance the evaluation in progress, if there is one and its simulators are ready."""
-        if self.evaluating is not None and self.evaluator is not None and self.can_evaluate():
-            self._evaluated(self.evaluator.advance)
+        if self.evaluations.running is not None and self.can_evaluate():
+            self._evaluated(self.evaluations.make_evaluator().advance)
 
     def can_evaluate(self) -> bool:
         """Whether a call of an evaluation would not have to wait for the compiler."""
@@ -461,30 +418,31 @@ class Loop:
 
     def finish_evaluation(self) -> None:
         """Finish the evaluation in progress; signals are checked meanwhile."""
-        if self.evaluating is not None and self.evaluator is not None:
-            evaluator = self.evaluator
+        if self.evaluations.running is not None:
             while not self.can_evaluate():
                 self.stop_if_asked()
                 time.sleep(0.05)
+            evaluator = self.evaluations.make_evaluator()
             self._evaluated(lambda: evaluator.finish(self.stop_if_asked))
 
     def _evaluated(self, go_on: Callable[[], Sequence[Evaluation] | None]) -> None:
         """Advance an evaluation by calling `go_on` and record its results once complete."""
-        assert self.evaluating is not None
-        env_step = self.evaluating * self.config.action_repeat
-        try:
+        running = self.evaluations.running
+        assert running is not None
+        env_step = running * self.config.action_repeat
+        with self.saved_first(
+            f"the evaluation at env step {env_step} failed, it will be made again: "
+        ):
             results = go_on()
-        except EnvError as error:
-            what = f"the evaluation at env step {env_step} failed, it will be made again"
-            self.give_up(f"{what}: {error}")
         if results is None:
             return
-        if self.explorer and self.evaluator:
+        if self.explorer:
             self.state = self.program.add(self.state)  # the replay is to hold all steps so far
             # Before the rows of eval.csv, which tell a continued run that all is recorded.
-            self.explorer.record(self.evaluating, self.agent_step, self.state, self.evaluator)
+            evaluator = self.evaluations.make_evaluator()
+            self.explorer.record(running, self.agent_step, self.state, evaluator)
         for lane, e in enumerate(results):
             means = e.ret, e.policy_ret, e.length, e.numbers
             self.recorder.evaluation(lane, env_step, *means, e.bias)
         self.say_kernels()
-        self.evaluating = None
+        self.evaluations.running = None

@@ -25,7 +25,7 @@ from ace.engine.resources import check_memory, peak_memory, replay_capacity
 from ace.envs import get_spec
 from ace.method.types import Transition
 from ace.run.collect import Collector
-from ace.run.evaluate import RESET, Evaluator
+from ace.run.evaluate import RESET
 from ace.run.flags import SpeedArgs
 from ace.run.loop import Loop
 from ace.run.record import versions, write_json
@@ -200,11 +200,11 @@ def measure_run(run: Run, program: Program, steps: int) -> tuple[Times, dict[str
             warm_up = config.seed_steps + RUN_WARM_UP  # with the burst of updates between
             go(lambda n: n == warm_up)
             alone = go(lambda n: n == steps)
-            loop.evaluator = evaluator = Evaluator(program, config.eval_episodes, loop.workers)
+            evaluator = loop.evaluations.make_evaluator()
             jax.block_until_ready(program.acting(loop.state))  # compiles
 
             def over() -> bool:
-                return loop.evaluating is None
+                return loop.evaluations.running is None
 
             begun, first = time.perf_counter(), loop.agent_step
             loop.begin_evaluation()

@@ -418,8 +418,8 @@ def test_a_run_is_finished_when_its_last_evaluation_is(
     agent_step: int, evaluating: int | None, next_evaluation: int, finished: bool
 ):
     """In the last case that evaluation could not begin when the run was saved."""
+    evaluations = SimpleNamespace(running=evaluating, next=next_evaluation)
     loop = SimpleNamespace(
-        agent_step=agent_step, steps=50, evaluating=evaluating, env_step=2 * agent_step
+        agent_step=agent_step, steps=50, env_step=2 * agent_step, evaluations=evaluations
     )
-    loop.next_evaluation = next_evaluation
     assert Loop.finished.fget(loop) is finished  # type: ignore[misc]

@@ -32,7 +32,7 @@ def test_a_signal_does_not_wait_for_an_evaluation_which_is_made_again(whole, tmp
         step(self)
         asked.clear()
         if self.agent_step == 75:
-            assert self.evaluating == 60
+            assert self.evaluations.running == 60
             os.kill(os.getpid(), signal.SIGTERM)
 
     def stuck(self) -> None:
