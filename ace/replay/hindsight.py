@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from ace.method.types import Batch
-from ace.settings.config import ReplayConfig
 
 BLOCK = 64  # slots that are searched together for the end of an episode
 KEY = 0x4E1  # makes the key of the goals from that of the segments
@@ -73,30 +72,19 @@ def look_back(
     batch: Batch,
     obs: jax.Array,
     left: jax.Array,
-    config: ReplayConfig,
+    share: jax.Array | float,
     key: jax.Array,
 ) -> Batch:
-    """Give a share of the segments a goal that was achieved at one of the `left` [B] steps after
-    their start, each with the same chance; `obs` [C, O] are the observations of the ring.
-
-    As long as nothing has ever moved the object of a task, every such goal is reached from the
-    start, and whatever the agent does is rewarded. `config.hindsight_reached` leaves these out.
-    """
+    """Give a `share` of the segments a goal that was achieved at one of the `left` [B] steps after
+    their start, each with the same chance; `obs` [C, O] are the observations of the ring."""
     goal = hindsight.goal
     which, when = jax.random.split(jax.random.fold_in(key, KEY))
-    chosen = jax.random.uniform(which, left.shape) < config.hindsight
+    chosen = jax.random.uniform(which, left.shape) < share
     step = 1 + jax.random.randint(when, left.shape, 0, jnp.maximum(left, 1))
     reached = obs[(batch.index + step) % obs.shape[0], slice(*goal.achieved)]
     seen = hindsight.relabel(goal, batch.obs, reached, jnp)
-
-    def rewarded(achieved: jax.Array, obs: jax.Array) -> jax.Array:
-        return goal.rule(jnp, achieved, obs[..., slice(*goal.desired)])
-
-    rewards = rewarded(seen[..., slice(*goal.achieved)], seen)  # [H+1, B] in every state
-    begins_there = rewards[0] >= rewarded(reached, seen[0])
-    kept = jax.random.uniform(jax.random.fold_in(which, 1), left.shape) < config.hindsight_reached
-    chosen &= kept | ~begins_there
-    reward = rewards[1:]
+    after = seen[1:]
+    reward = goal.rule(jnp, after[..., slice(*goal.achieved)], after[..., slice(*goal.desired)])
     return batch._replace(
         obs=jnp.where(chosen[:, None], seen, batch.obs),
         reward=jnp.where(chosen, hindsight.repeat * reward * batch.mask, batch.reward),

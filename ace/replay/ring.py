@@ -175,7 +175,7 @@ def sample(replay: Replay, config: ReplayConfig, key: jax.Array, batch: int, hor
     if replay.hindsight is None:
         return found
     left = steps_left(replay.final, start, replay.cursor)
-    return look_back(replay.hindsight, found, replay.obs, left, config, key)
+    return look_back(replay.hindsight, found, replay.obs, left, config.hindsight, key)
 
 
 def ages(replay: Replay) -> jax.Array:

@@ -82,7 +82,7 @@ def _check_ranges(c: Config, flat: dict[str, Any]) -> None:
     unit = ("plan.policy_fraction", "plan.momentum", "plan.elite_reuse", "learn.discount")
     unit += ("learn.td_lambda", "learn.time_decay", "learn.target_momentum", "learn.novelty_ema")
     unit += ("learn.beta1", "learn.beta2", "replay.priority_power", "replay.importance_power")
-    unit += ("replay.hindsight", "replay.hindsight_reached", "learn.novelty_scale_by_max")
+    unit += ("replay.hindsight", "learn.novelty_scale_by_max")
     unit += ("repair.pessimism", "repair.policy_scale", "repair.policy_decay")
     unit += ("repair.step_stats", "repair.normalise", "repair.residual")
     for name in unit:

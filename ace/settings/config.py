@@ -216,9 +216,6 @@ class ReplayConfig:
     """Added to every priority."""
     hindsight: float = 0.0
     """Share of the segments whose goal becomes one that their episode reached later; 0 is off."""
-    hindsight_reached: float = 1.0
-    """Of those that already begin at their new goal, the share that keeps it: 1 is the paper's
-    hindsight; with 0 such segments keep the goal that was given."""
 
 
 @settings

@@ -83,11 +83,9 @@ class Journal:
                 self.step(done, bool(done and self.rng.random() < 0.5))
 
 
-def draw(
-    store: replay.Replay, share: float, key: int, size: int = 128, reached: float = 1.0
-) -> tuple[Batch, Batch]:
+def draw(store: replay.Replay, share: float, key: int, size: int = 128) -> tuple[Batch, Batch]:
     """The same segments without and with hindsight."""
-    config = ReplayConfig(hindsight=share, hindsight_reached=reached)
+    config = ReplayConfig(hindsight=share)
     plain = sample(store._replace(hindsight=None), config, jax.random.key(key), size, HORIZON)
     other = sample(store, config, jax.random.key(key), size, HORIZON)
     return jax.tree.map(np.asarray, plain), jax.tree.map(np.asarray, other)
@@ -200,34 +198,6 @@ def test_without_hindsight_nothing_changes_and_with_share_one_all_do() -> None:
     assert (plain.obs[0, :, 8] != other.obs[0, :, 8]).all()
     np.testing.assert_array_equal(plain.obs[..., 2:8], other.obs[..., 2:8])
     np.testing.assert_array_equal(plain.obs[..., 10], other.obs[..., 10])  # fixed
-
-
-def test_segments_that_begin_at_their_new_goal_keep_the_given_one() -> None:
-    """Near goals pay 2 to start with; the sub-goal pays 0.25 more, so a goal whose episode had it
-    later, and not at the start, is not reached yet."""
-    journal = Journal(60, 7)
-    journal.play(9)
-    begins = np.zeros(3)
-    for key in range(4):
-        plain, every = draw(journal.store, 1.0, key)
-        for share in (0.0, 0.5):
-            _, some = draw(journal.store, 1.0, key, reached=share)
-            for column in range(128):
-                episode, t = (int(x) for x in plain.obs[0, column, 2:4])
-                history, goal = journal.episodes[episode], every.obs[0, column, 8:10]
-                then = history[achieved_at(journal, episode, goal)]
-                goal = np.array([*goal, then[10]])
-                there = near(np, history[t][4:7], goal) >= near(np, then[4:7], goal)
-                same = [(some.obs[:, column] == x.obs[:, column]).all() for x in (plain, every)]
-                assert sum(same) == 1 and same[1] >= (not there)
-                if share == 0:
-                    assert same[0] == there
-                learned = plain if same[0] else every
-                np.testing.assert_array_equal(some.reward[:, column], learned.reward[:, column])
-                which = [there and share == 0, there and share > 0, same[0] and share > 0]
-                begins += np.array(which, float)
-    assert 100 < begins[0] == begins[1] < 400
-    assert abs(begins[2] / begins[1] - 0.5) < 4 * np.sqrt(0.25 / begins[1])
 
 
 def test_a_lane_in_a_crowd_draws_what_it_draws_alone() -> None:
