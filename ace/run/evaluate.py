@@ -167,8 +167,10 @@ class Evaluator:
                 player.send()
             elif self._phase == self.phases - 1:
                 player.recv()
-        if self._phase == 1 and players[0].count < self._states and self.program.agent.value:
-            self._values.append((players[0].expected(), players[0].running.copy()))
+        main = players[0]
+        compared = main.count < self._states and main.running.any() and self.program.agent.value
+        if self._phase == 1 and compared:
+            self._values.append((main.expected(), main.running.copy()))
         self._phase = self._phase + 1 if self._phase < 0 else (self._phase + 1) % self.phases
         failure = next((p.failure for p in players if p.failure), "")
         if failure:

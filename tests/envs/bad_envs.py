@@ -107,6 +107,15 @@ class Hang(Counter):
         return 0.0
 
 
+class Early(Counter):
+    """Ends after two steps of positive actions."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """End early or late."""
+        obs, reward, done, *rest = super().step(action)
+        return obs, reward, done or (self.count == 2 and float(np.min(action)) > 0), *rest
+
+
 class Loop(Counter):
     """Computes for ever in its second step."""
 

@@ -46,6 +46,21 @@ def test_an_evaluation_compares_the_critics_with_its_returns(ran):
     assert len(asked) == len(rows) / len(SHARES) and asked[0][0] == len(SHARES)
 
 
+def test_the_policy_may_play_on_when_all_episodes_of_the_agent_have_ended(tmp_path, monkeypatch):
+    """Values went on being asked for, and could not be compared: the run ended in a traceback."""
+
+    def act(player, obs, count):
+        acts = player._first_memory is not None
+        return np.full((*obs.shape[:2], 2), 1.0 if acts else -1.0, "f")
+
+    monkeypatch.setattr(Player, "act", act)
+    monkeypatch.setattr(Player, "value", lambda player, obs, count, action: np.ones(obs.shape[:2]))
+    small_run(tmp_path / "run", "tests.envs.bad_envs:Early", *QUICK, "--eval-episodes", "2")
+    row = read_csv(tmp_path / "run" / "eval.csv")[-1]
+    assert (row["return"], row["policy_return"], row["episode_length"]) == (4.0, -10.0, 2.0)
+    assert row["value_bias"] == pytest.approx(((1 - 3.98) + (1 - 2)) / 10 / 2, abs=1e-4)
+
+
 def test_the_bias_of_critics_by_hand():
     values = np.array([[20.0, 3.0], [1.0, 9.0], [7.0, 7.0]])
     rewards = np.array([[16.0, 0.0], [0.0, 8.0], [4.0, 0.0], [8.0, 0.0]])
