@@ -417,8 +417,13 @@ def test_script_without_main_guard_runs_once_and_leaves_nothing(tmp_path) -> Non
     assert not any(_alive(int(pid)) for pid in pids.split())
 
 
-def test_workers_end_when_the_parent_is_killed(tmp_path) -> None:
-    output = _run_script(tmp_path, SCRIPT + "import os; os.kill(os.getpid(), 9)", code=-9)
+HANGING = SCRIPT.replace("probe/long", f"{HERE}:Hang") + "env.send(np.zeros((2, 2), np.float32))\n"
+
+
+@pytest.mark.parametrize("script", [SCRIPT, HANGING])
+def test_workers_end_when_the_parent_is_killed(tmp_path, script: str) -> None:
+    """Those that hung in a simulator stayed for ever: they never looked for another message."""
+    output = _run_script(tmp_path, script + "import os; os.kill(os.getpid(), 9)", code=-9)
     pids = [int(pid) for pid in output.split("\n")[1].split()]
     until(lambda: not any(_alive(pid) for pid in pids))
 

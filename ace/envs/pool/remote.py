@@ -45,8 +45,11 @@ class Remote:
     ) -> None:
         self.requests, self.first_row = list(requests), first_row
         self._connection, theirs = Pipe()
+        self._life: int | None  # closed when we die, which ends a worker that hangs, too
+        end, self._life = os.pipe()
         with theirs:
-            self._process = _start_worker(theirs.fileno(), memory_fd)
+            self._process = _start_worker(theirs.fileno(), memory_fd, end)
+        os.close(end)
         self._clock = WorkerClock(self._process.pid)
         self._yields, self._most = False, math.inf
         self._hurried: float | None = None  # seconds of `hurry`, until they are counted
@@ -140,17 +143,23 @@ class Remote:
         self._process.kill()
         self._process.wait()
         self._connection.close()
-        self._clock.close()
+        self._forget()
 
     def close(self) -> None:
         """Wait until the worker exits; kill it after CLOSE_SECONDS."""
         self._connection.close()
-        self._clock.close()
         try:
             self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._clock.close()
+        if self._life is not None:
+            os.close(self._life)
+            self._life = None
 
     def _held(self) -> str:
         return ", ".join(f"{request.label} ({request.task})" for request in self.requests)
@@ -167,16 +176,17 @@ class Remote:
         return WorkerLost(f"the worker of {self._held()} died ({why})")
 
 
-def _start_worker(connection_fd: int, memory_fd: int) -> subprocess.Popen[bytes]:
+def _start_worker(connection_fd: int, memory_fd: int, life_fd: int) -> subprocess.Popen[bytes]:
     """Start an interpreter with our import path that runs `worker.main`."""
     path = [str(entry) for entry in sys.path]
     code = (
         f"import sys; sys.path[:] = {path!r};"
-        f" from ace.envs.pool.worker import main; main({connection_fd}, {memory_fd})"
+        f" from ace.envs.pool.worker import main; "
+        f" main({connection_fd}, {memory_fd}, {life_fd})"
     )
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", code],
-        pass_fds=(connection_fd, memory_fd),
+        pass_fds=(connection_fd, memory_fd, life_fd),
         env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
         stdin=subprocess.DEVNULL,
         # In its own process group, Ctrl-C in the terminal never reaches it. Not in its own session:

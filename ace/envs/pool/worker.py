@@ -6,6 +6,7 @@ import os
 import pickle
 import select
 import signal
+import threading
 import time
 import traceback
 import warnings
@@ -255,8 +256,15 @@ def _labelled(error: Exception, request: EnvRequest, what: str) -> Exception:
     return EnvError(f"{text}{type(error).__name__}: {error}\n{details}")
 
 
-def main(connection_fd: int, memory_fd: int) -> None:
-    """Run a worker process until it is told to close, or the parent is gone."""
+def main(connection_fd: int, memory_fd: int, life_fd: int) -> None:
+    """Run a worker process until it is told to close, or the parent is gone. The parent holds the
+    other end of `life_fd` as long as it lives."""
+
+    def end_with_parent() -> None:
+        os.read(life_fd, 1)
+        os._exit(1)  # also if the simulator hangs
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     # Simulators warn when they are imported, once in every worker. Some undo `-W ignore`.
     warnings.showwarning = lambda *_, **__: None
