@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -404,6 +405,14 @@ def prepare_environment() -> None:
         # Hide the warnings of other packages from the user of a command; show ours.
         warnings.simplefilter("ignore")
         warnings.filterwarnings("default", module=r"ace(\.|$)")
+        shown, package = warnings.showwarning, Path(__file__).parent
+
+        def show(message: Any, category: Any, filename: str, *more: Any, **named: Any) -> None:
+            # Gymnasium, when it is imported, puts a filter of its own before these.
+            if Path(filename).is_relative_to(package):
+                shown(message, category, filename, *more, **named)
+
+        warnings.showwarning = show
 
 
 def prepare_jax() -> None:

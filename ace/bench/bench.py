@@ -127,6 +127,9 @@ def bench(args: BenchArgs, argv: Sequence[str]) -> int:
     from ace.bench import drive
 
     read_limit(args.limit)
+    for flag, path in (("--results", args.results), ("--work", args.work)):
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{flag} is {path}, which is not a folder; name one")
     board = drive.Board(Console(), args.quiet and not args.dry_run)
     plan = make_plan(args)
     if not args.ray:

@@ -24,6 +24,9 @@ def explain(error: BaseException) -> str:
 
 def import_module(name: str, user: str) -> ModuleType:
     """Import a module that is not ours; its errors become a TaskError that names its `user`."""
+    if name.endswith(".py"):
+        module = name.removesuffix(".py").replace("/", ".").strip(".")
+        raise TaskError(f"{user}: {name} is a file; name its module, {module}")
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # SystemExit: a script that ends itself

@@ -144,6 +144,10 @@ def _unknown(task: str) -> TaskError:
     names = {_plain(name): name for name in task_names()}
     nearest = difflib.get_close_matches(_plain(task), names, n=1)
     hint = f"did you mean {names[nearest[0]]}? " if nearest else ""
+    path, colon, function = task.partition(":")
+    if colon and path.endswith(".py"):
+        module = path.removesuffix(".py").replace("/", ".").strip(".")
+        hint = f"a file is named as a module is imported: {module}:{function}; "
     return TaskError(f"task '{task}' unknown; {hint}`ace tasks` lists them all")
 
 

@@ -121,7 +121,9 @@ class Loop:
             start = resume.Progress(
                 0, self.evaluations.next, None, nothing, nothing.astype(bool), None
             )
-            notes = []
+            rows, notes = run.folder / "train.csv", []
+            if rows.exists() and len(rows.read_bytes().splitlines()) > 1:
+                notes.append("no checkpoint was found: the run begins anew, over its earlier rows")
         else:
             self.state, start, notes = found
             store = self.state.replay

@@ -43,8 +43,16 @@ class CsvLog:
         self.wall_time = 0.0
         kept = _complete_lines(path)
         if kept:
-            kept = self._with_columns(path, kept)
-            kept = kept[:1] + [line for line in kept[1:] if self._keep(line, resume_at)]
+            try:
+                kept = self._with_columns(path, kept)
+                kept = kept[:1] + [line for line in kept[1:] if self._keep(line, resume_at)]
+            except ConfigError:
+                raise
+            except ValueError as error:
+                raise ConfigError(
+                    f"{path} has a line that is not a row of its columns ({error}); restore the "
+                    "file, or remove the line"
+                ) from None
         else:
             kept = [_csv_line(columns)]
         _write_atomically(path, "".join(kept))

@@ -125,6 +125,11 @@ def _check_together(c: Config) -> None:
             f"learn.updates_per_step is {c.learn.updates_per_step}; it must be at most "
             f"{MOST_UPDATES}: so many updates are made for every agent step"
         )
+    if c.learn.seed_updates > MOST_UPDATES:
+        raise ConfigError(
+            f"learn.seed_updates is {c.learn.seed_updates:g}; it must be at most {MOST_UPDATES}: "
+            "so many updates are made for every random step"
+        )
     if not p.min_std <= p.max_std:
         raise ConfigError("plan.min_std is larger than plan.max_std; lower it")
     if c.seed_steps * c.action_repeat > c.env_steps:

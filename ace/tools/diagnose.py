@@ -24,7 +24,9 @@ def diagnose(folder: Path, episodes: int) -> list[str]:
         raise ConfigError(f"--episodes is {episodes}; it must be at least 0")
     found = played.play(folder, episodes) if episodes else None
     run = found.run if found else open_run(folder)
-    rows = read_csv(folder / "train.csv") if (folder / "train.csv").exists() else []
+    if not (folder / "train.csv").exists():
+        raise ConfigError(f"{folder} has no train.csv, which is what `ace diagnose` reads")
+    rows = read_csv(folder / "train.csv")
     lanes = played.lanes(run)
     by_lane = [[row for row in rows if row["lane"] == lane] for lane in range(len(lanes))]
     title = f"{folder}: the last fifth of the training episodes"

@@ -67,8 +67,11 @@ def read_groups(folders: Sequence[Path]) -> dict[str, Group]:
 def _labels(folder: Path) -> dict[int, str]:
     """What `--vary` set in each lane."""
     path = folder / "config.json"
-    lanes = json.loads(path.read_text())["lanes"] if path.exists() else []
-    return {lane: str(of.get("label") or "") for lane, of in enumerate(lanes)}
+    try:
+        lanes = json.loads(path.read_text())["lanes"]
+        return {lane: str(of.get("label") or "") for lane, of in enumerate(lanes)}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}  # a folder of curves alone
 
 
 def draw(folders: Sequence[Path], outs: Sequence[Path]) -> bool:

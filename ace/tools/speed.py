@@ -34,6 +34,7 @@ from ace.settings.config import ConfigError, replace
 from ace.settings.words import counted
 
 WARM_UP = 20  # calls before those that are timed
+MOST_LANES = 10_000
 RUN_WARM_UP = 200  # steps of a run: processors and memory take about a second to settle
 Times = dict[str, float]
 
@@ -302,6 +303,10 @@ def speed(args: SpeedArgs, settings: Sequence[str]) -> None:
     asked to; `settings` are flags of `ace train`."""
     if min((*args.lanes, args.steps), default=0) < 1:
         raise ConfigError("--lanes and --steps must be at least 1")
+    if max(args.lanes) > MOST_LANES:
+        raise ConfigError(f"--lanes is {max(args.lanes)}; it must be at most {MOST_LANES}")
+    if args.json and (args.json.is_dir() or not args.json.parent.is_dir()):
+        raise ConfigError(f"--json is {args.json}; name a file in a folder that exists")
     found: dict[str, Any] = {"task": args.task, "preset": args.preset, "versions": versions()}
     found["settings"], found["lanes"], work, runs = settings, [], {}, []
     with tempfile.TemporaryDirectory() as folder:

@@ -112,8 +112,8 @@ class Early(Counter):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
         """End early or late."""
-        obs, reward, done, *rest = super().step(action)
-        return obs, reward, done or (self.count == 2 and float(np.min(action)) > 0), *rest
+        obs, reward, done, cut, told = super().step(action)
+        return obs, reward, done or (self.count == 2 and float(np.min(action)) > 0), cut, told
 
 
 class Loop(Counter):

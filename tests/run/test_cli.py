@@ -34,6 +34,8 @@ WRONG = [
     ("train gym/NoSuchThing-v0", "NoSuchThing"),
     ("train no_such_module:make", "no_such_module"),
     ("train tests.envs.bad_envs:nothing", "nothing"),
+    ("train bad_envs.py:make", "bad_envs.py is a file; name its module, bad_envs"),
+    ("train tests/envs/bad_envs.py:make", "as a module is imported: tests.envs.bad_envs:make"),
     ("train tests.envs.bad_envs:Discrete", "Discrete"),
     ("train tests.envs.bad_envs:DictObs", "Dict"),
     ("train probe/point probe/point", "given twice"),
@@ -41,6 +43,7 @@ WRONG = [
     ("train probe/point --agent acee", "did you mean ace"),
     ("train probe/point --plan.planner icme", "did you mean icem"),
     ("train probe/point --import no_such_module", "--import no_such_module: No module named"),
+    ("train probe/point --import own.py", "own.py is a file; name its module, own"),
     ("train probe/point --import", "--import needs a value"),
     ("train probe/point --import my/module.py", "--import needs a value"),
     ("train probe/point --env-steps 0", "env_steps is 0"),
@@ -72,6 +75,7 @@ WRONG = [
     ("train probe/point -seeds 1", "did you mean --seeds?"),
     ("train probe/point --learn.td-lambda high", "it must be a number"),
     ("train probe/point --learn.td-lambda 2", "between 0 and 1"),
+    ("train probe/point --learn.seed-updates 1e9", "it must be at most 1000"),
     ("train probe/point --learn.learning-rate nan", "learn.learning_rate is nan"),
     ("train probe/point --parity.clip-action=maybe", "it must be true or false"),
     ("train probe/point --vary learn.td-lamda=0.1", "did you mean learn.td_lambda"),
@@ -98,6 +102,11 @@ WRONG = [
     ("export nowhere", "OUT is missing"),
     ("export nowhere out --lane first", "it must be a whole number"),
     ("speed --lanes 0", "must be at least 1"),
+    ("speed --lanes 100000000", "it must be at most 10000"),
+    ("speed --json nowhere/speed.json", "name a file in a folder that exists"),
+    ("speed --json .", "name a file in a folder that exists"),
+    ("bench smoke --results /dev/null", "--results is /dev/null, which is not a folder"),
+    ("bench smoke --work /dev/null", "--work is /dev/null, which is not a folder"),
     ("speed dmc/quadruped-run", "one name too many"),
     ("speed --lanes 1 --task probe/point --no-such-flag 1", "no flag --no-such-flag"),
     ("tasks dmc", "takes no arguments"),
@@ -241,8 +250,9 @@ def test_warnings_of_other_packages_are_kept_from_the_console(monkeypatch):
     monkeypatch.setattr(sys, "warnoptions", [])
     with warnings.catch_warnings(record=True) as seen:
         cli.prepare_environment()
-        for module in ("gymnasium.envs", "ace.envs"):
-            warnings.warn_explicit(f"from {module}", UserWarning, "file.py", 1, module)
+        for module, file in (("gymnasium.envs", "file.py"), ("ace.envs", cli.__file__)):
+            warnings.filterwarnings("once", module="gymnasium")  # as Gymnasium does at its import
+            warnings.warn_explicit(f"from {module}", UserWarning, file, 1, module)
     assert [str(w.message) for w in seen] == ["from ace.envs"]
     monkeypatch.setattr(sys, "warnoptions", ["default"])
     with warnings.catch_warnings(record=True) as seen:

@@ -88,3 +88,9 @@ def test_the_diagnosis_of_a_run(ran, capsys, monkeypatch):
     assert "new episodes" not in capsys.readouterr().out
     with pytest.raises(ConfigError, match="at least 0"):
         diagnose.diagnose(folder, -1)
+
+
+def test_a_run_without_its_rows_is_not_called_healthy(ran, tmp_path):
+    (tmp_path / "config.json").write_text((ran[0] / "config.json").read_text())
+    with pytest.raises(ConfigError, match=r"has no train.csv, which is what `ace diagnose` reads"):
+        diagnose.diagnose(tmp_path, 0)

@@ -155,6 +155,17 @@ def test_other_columns_than_the_file_has_are_refused(tmp_path):
         recorder(tmp_path, metric_names=("b",))
 
 
+@pytest.mark.parametrize("bad", ["garbage\n", "0,0,task,soon,1.0,5,0.1\n", "0,0,task,5,1,5,now\n"])
+def test_a_line_that_is_no_row_is_refused(tmp_path, bad: str):
+    """It ended a resumed run in a traceback."""
+    with recorder(tmp_path):
+        pass
+    with (tmp_path / "train.csv").open("a") as file:
+        file.write(bad)
+    with pytest.raises(ConfigError, match=r"train.csv has a line that is not a row"):
+        recorder(tmp_path, resume_at=10)
+
+
 def test_an_unknown_metric_is_refused(tmp_path):
     with recorder(tmp_path) as record, pytest.raises(ValueError, match="metric_names"):
         record.episode(0, 1000, 1.0, 1000, {"surprise": 1.0})
