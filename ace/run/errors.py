@@ -1,9 +1,14 @@
 """Errors that the user can fix, in one line each."""
 
+import re
+
 NO_MEMORY = (
-    "the device has no memory left; train fewer lanes, lower --replay.capacity, or stop the other "
-    "program on the card (XLA_PYTHON_CLIENT_MEM_FRACTION sets the share that this one may take)"
+    "the device has no memory left; train fewer lanes, lower --learn.batch or --replay.capacity, "
+    "or stop the other program on the card (XLA_PYTHON_CLIENT_MEM_FRACTION sets the share that this "
+    "one may take)"
 )
+# Of a simulator that crashed; its last line, the error, is what the text before it says, too.
+TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*.*\n?", re.MULTILINE)
 
 
 def explained(error: Exception) -> str | None:
@@ -17,5 +22,6 @@ def explained(error: Exception) -> str | None:
     if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
         return NO_MEMORY
     if isinstance(error, ConfigError | TaskError | EnvError | CheckpointError | OSError):
-        return " ".join(str(error).split())  # other packages write several lines
+        # Other packages write several lines.
+        return " ".join(TRACEBACK.sub("", str(error)).split())
     return None

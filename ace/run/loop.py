@@ -365,7 +365,9 @@ class Loop:
         """Save the run, then raise an EnvError."""
         self.save()
         self.keeper.wait()
-        saved = f"stopped, saved at env step {self.env_step}; `ace resume {self.folder}` continues"
+        saved = (
+            f"(stopped, saved at env step {self.env_step}; `ace resume {self.folder}` continues)"
+        )
         raise EnvError(f"{reason}\n{saved}")
 
     def due(self) -> np.ndarray:

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from ace.bench.scores import read_run
 from ace.engine.compile import Function
 from ace.engine.program import Program
 from ace.envs import EnvError
+from ace.run.errors import explained
 from ace.run.record import read_csv
 from ace.run.request import open_run, plan_run
 from ace.tools import played
@@ -128,6 +130,19 @@ def test_a_wrong_command_is_explained_in_one_line(command, words, tmp_path, monk
     shown, error = capsys.readouterr()
     assert words in error and error.startswith("ace: ") and error.count("\n") == 1
     assert not shown and not list(tmp_path.iterdir())
+
+
+def test_the_traceback_of_a_simulator_stays_out_of_the_line():
+    def deep() -> None:
+        raise ValueError("my step broke")
+
+    try:
+        deep()
+    except ValueError as error:
+        told = "".join(traceback.format_exception(error)).rstrip()
+    reason = f"lane 0 failed in step: ValueError: my step broke (own.py, line 3)\n{told}"
+    found = explained(EnvError(f"{reason}\nin step 2 of an evaluation\n(stopped)"))
+    assert found == reason.partition("\n")[0] + " in step 2 of an evaluation (stopped)"
 
 
 def test_nothing_but_the_usage_is_shown_without_a_command(capsys):

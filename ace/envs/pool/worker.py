@@ -253,7 +253,7 @@ def _labelled(error: Exception, request: EnvRequest, what: str) -> Exception:
     if what != IN_STEP:
         return EnvError(f"{text}{explain(error)}")
     details = "".join(traceback.format_exception(error)).rstrip()
-    return EnvError(f"{text}{type(error).__name__}: {error}\n{details}")
+    return EnvError(f"{text}{explain(error)}\n{details}")
 
 
 def main(connection_fd: int, memory_fd: int, life_fd: int) -> None:
