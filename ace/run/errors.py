@@ -4,8 +4,8 @@ import re
 
 NO_MEMORY = (
     "the device has no memory left; train fewer lanes, lower --learn.batch or --replay.capacity, "
-    "or stop the other program on the card (XLA_PYTHON_CLIENT_MEM_FRACTION sets the share that this "
-    "one may take)"
+    "or stop the other program on the card (XLA_PYTHON_CLIENT_MEM_FRACTION sets the share that "
+    "this one may take)"
 )
 # Of a simulator that crashed; its last line, the error, is what the text before it says, too.
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*.*\n?", re.MULTILINE)

@@ -52,8 +52,10 @@ def train(run: Run) -> Trees:
     config = program.config
     check_arrays(program, capacity)
     with resume.writable(run.folder), resume.lock(run.folder):
-        write_json(run.folder / "config.json", run.describe())
-        with closing(Loop(run, program, capacity)) as loop, loop.recorder:
+        with resume.unmade(run.folder):
+            write_json(run.folder / "config.json", run.describe())
+            loop = Loop(run, program, capacity)
+        with closing(loop), loop.recorder:
             where = f"{jax.devices()[0].device_kind}, {config.precision}, {loop.which_kernels()}"
             loop.recorder.message(
                 f"{counted(len(run.setups), 'lane')} on {where}; "
@@ -365,10 +367,8 @@ class Loop:
         """Save the run, then raise an EnvError."""
         self.save()
         self.keeper.wait()
-        saved = (
-            f"(stopped, saved at env step {self.env_step}; `ace resume {self.folder}` continues)"
-        )
-        raise EnvError(f"{reason}\n{saved}")
+        saved = f"saved at env step {self.env_step}; `ace resume {self.folder}` continues"
+        raise EnvError(f"{reason}\n(stopped, {saved})")
 
     def due(self) -> np.ndarray:
         """Updates [L] to make now: all that are owed, in block mode only for lanes whose episode

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -313,6 +313,21 @@ def writable(folder: Path) -> Iterator[None]:
         raise OSError(
             f"{error}; {safe}; free space or repair {folder}, then `ace resume {folder}` goes on"
         ) from error
+
+
+@contextmanager
+def unmade(folder: Path) -> Iterator[None]:
+    """Take a new run folder away again if the run inside cannot begin."""
+    new = not (folder / "config.json").exists()
+    try:
+        yield
+    except Exception:
+        if new:
+            with suppress(OSError):  # the folder may hold something else
+                for name in ("config.json", "lock"):
+                    (folder / name).unlink(missing_ok=True)
+                folder.rmdir()
+        raise
 
 
 @contextmanager

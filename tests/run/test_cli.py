@@ -39,6 +39,7 @@ WRONG = [
     ("train bad_envs.py:make", "bad_envs.py is a file; name its module, bad_envs"),
     ("train tests/envs/bad_envs.py:make", "as a module is imported: tests.envs.bad_envs:make"),
     ("train tests.envs.bad_envs:Discrete", "Discrete"),
+    ("train tests.envs.bad_envs:CrashAtReset --run new", "failed in reset: OSError: no model file"),
     ("train tests.envs.bad_envs:DictObs", "Dict"),
     ("train probe/point probe/point", "given twice"),
     ("train probe/point --preset fast", "preset 'fast' unknown"),
