@@ -20,6 +20,7 @@ OWN = {
 }
 FAMILIES = dict(OWN)  # with those that users register
 GYM_HELP = "gym/ID (any id of gymnasium), or package.module:function (returns a gymnasium.Env)"
+MOST_ENTRIES = 10_000_000  # of an observation or an action
 DEFAULT_LIMIT = 1000  # env steps of an episode, where the task declares no limit
 
 
@@ -85,10 +86,13 @@ def validate(task: str) -> None:
 
 
 def check_sizes(spec: EnvSpec) -> None:
-    """Raise TaskError if observations or actions are empty."""
+    """Raise TaskError if observations or actions are empty, or larger than anything can learn."""
     for what, size in (("observations", spec.obs_size), ("actions", spec.action_size)):
         if size < 1:
             raise TaskError(f"task '{spec.task}' has {what} of size {size}; give them an entry")
+        if size > MOST_ENTRIES:
+            most = f"at most {MOST_ENTRIES:,} entries are supported"
+            raise TaskError(f"task '{spec.task}' has {what} of size {size:,}; {most}")
 
 
 def _make_plain(task: str, seed: int, render: bool) -> Env:

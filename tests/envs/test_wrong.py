@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from ace.envs import EnvError, EnvRequest, TaskError, VectorEnv, get_spec, make, validate
+from ace.envs.api import EnvSpec
+from ace.envs.registry import check_sizes
 
 HERE = "tests.envs.bad_envs"
 WHERE = r"\(.*bad_envs\.py, line \d+\)"
@@ -139,3 +141,9 @@ def test_a_gym_task_that_cannot_be_made_is_one_line(monkeypatch) -> None:
     assert "\n" not in str(caught.value)
     assert traceback.format_exception(caught.value)  # the cause stays for those who look
     assert isinstance(caught.value.__cause__, gymnasium.error.DependencyNotInstalled)
+
+
+def test_sizes_that_no_agent_could_learn_are_refused() -> None:
+    """The try whether a task repeats itself took all memory before sizes were compared with it."""
+    with pytest.raises(TaskError, match="has actions of size 30,000,000; at most 10,000,000"):
+        check_sizes(EnvSpec("made/up", 3, 30_000_000, 100))
