@@ -98,9 +98,11 @@ def train(
     tasks = request.listed("tasks", tasks, str, '("dmc/walker-run",)')
     imports = request.listed("imports", imports, str, '("my_module",)')
     seeds = request.listed("seeds", seeds, Integral, "(0, 1)")
+    settings = request.mapping("settings", settings or {}, '{"learn.td_lambda": 0.4}')
+    vary = request.mapping("vary", vary or {}, '{"learn.td_lambda": (0.2, 0.4)}')
     varied = {
         name: request.listed(f"vary of {name}", values, object, "(0.2, 0.4)")
-        for name, values in (vary or {}).items()
+        for name, values in vary.items()
     }
     request.import_modules(imports)
     own = request.find_agent(agent).settings
@@ -117,7 +119,7 @@ def train(
         quiet=quiet,
         save_minutes=save_minutes,
     )
-    run = request.make_run(asked, lambda c: request.with_settings(c, settings or {}, agent))
+    run = request.make_run(asked, lambda c: request.with_settings(c, settings, agent))
     try:
         train_run(run)
     except Stopped as stop:

@@ -160,6 +160,8 @@ def make_lanes(asked: flags.TrainArgs, change: Callable[[Config], Config]) -> La
         lanes.changed.update(changes(*machine))
         found = variations(machine[1], asked.vary, asked.agent)
         for label, varied in found:
+            if asked.vary:
+                check_set_once(changes(*machine), changes(machine[1], varied), asked.agent)
             lanes.changed.update(changes(machine[1], varied))
             check_read(asked.agent, varied, changes(machine[0], varied))
             check_config(asked.agent, varied)
@@ -240,6 +242,21 @@ def check_read(name: str, config: Config, changed: Iterable[str]) -> None:
         if not agent.uses(setting, planner):
             which = f"agent {name} with planner {planner}" if agent.plans else f"agent {name}"
             raise ConfigError(f"--{setting.replace('_', '-')} does nothing for {which}")
+
+
+def check_set_once(chosen: Mapping[str, Any], varied: Iterable[str], agent: str) -> None:
+    """Refuse a setting that was both set and varied: the lanes would have one of the two."""
+    for name in varied:
+        if name in chosen:
+            shown = re.sub(r"^own\.", section_of(agent), name)
+            raise ConfigError(f"{shown} is set to {chosen[name]} and varied; leave one out")
+
+
+def mapping(name: str, values: Any, example: str) -> dict[str, Any]:
+    """A mapping from names that Python gives; refuses anything else."""
+    if isinstance(values, Mapping) and all(isinstance(key, str) for key in values):
+        return dict(values)
+    raise ConfigError(f"{name} is {values!r:.40}; give a dict, as in {example}")
 
 
 def check_varied(found: Sequence[tuple[str, Config]], agent: str) -> None:

@@ -118,7 +118,7 @@ class TrainedAgent:
 def load(folder: Path, lane: int = 0) -> TrainedAgent:
     """The agent of one lane of a run folder."""
     run = open_run(folder)
-    if not 0 <= lane < len(run.setups):
-        raise ConfigError(f"lane is {lane}; the run has lanes 0 to {len(run.setups) - 1}")
+    if not (isinstance(lane, int) and 0 <= lane < len(run.setups)):
+        raise ConfigError(f"lane is {lane!r:.40}; the run has lanes 0 to {len(run.setups) - 1}")
     program = Program(run.agent, run.setups)
     return TrainedAgent(program, lane, *load_agents(folder, program))

@@ -88,6 +88,10 @@ WRONG = [
     ("train probe/point --vary learn.td-lambda=0,0.0", "a value twice"),
     ("train probe/point --vary learn.discount=0 learn.discount=1", "learn.discount twice"),
     ("train probe/point --vary plan.horizon=3,4", "differ in plan.horizon"),
+    (
+        "train probe/point --learn.discount 0.9 --vary learn.discount=0,0.5",
+        "learn.discount is set to 0.9 and varied; leave one out",
+    ),
     ("train probe/point --vary", "--vary needs a value"),
     ("train probe/point --replay.capacity 100000000000", "train fewer lanes"),
     ("train probe/point --run=", "--run is empty"),

@@ -91,6 +91,8 @@ def test_the_same_call_finds_the_finished_run(run: ace.TrainedRun, capsys) -> No
         ({"vary": {"learn.td_lambda": 0.5}}, "vary of learn.td_lambda is 0.5; give a list"),
         ({"imports": "my_module"}, "imports is 'my_module'; give a list"),
         ({"tasks": 3}, "tasks is 3; give a list"),
+        ({"settings": ["learn.td_lambda"]}, r"settings is \['learn.td_lambda'\]; give a dict"),
+        ({"vary": "learn.td_lambda=0,1"}, "vary is 'learn.td_lambda=0,1'; give a dict"),
     ],
 )
 def test_mistakes_are_named(given: dict, message: str, tmp_path, monkeypatch) -> None:
