@@ -41,3 +41,10 @@ def named(acting: Any, agent_step: Any) -> dict[str, Any]:
     if "agent_step" in arrays:
         raise ConfigError("the agent file keeps its own `agent_step`; rename the agent's array")
     return arrays | {"agent_step": np.int32(agent_step)}
+
+
+def check_arrays(program: Program, capacity: int) -> None:
+    """Refuse an agent whose arrays could not be saved and read again."""
+    program.check_types()
+    checkpoint.named_arrays(program.shapes(capacity))
+    named(program.acting_shapes(), 0)

@@ -16,7 +16,7 @@ from ace.engine.resources import check_memory, count_workers, replay_capacity, s
 from ace.envs import EnvError, Fault
 from ace.method.types import Transition
 from ace.run import checkpoint, resume
-from ace.run.agent_file import named
+from ace.run.agent_file import check_arrays
 from ace.run.collect import Collector
 from ace.run.evaluate import Evaluation
 from ace.run.evaluations import Evaluations
@@ -67,13 +67,6 @@ def train(run: Run) -> Trees:
             if not loop.finished:  # a finished run keeps the versions that made its results
                 loop.write_versions()
             return loop.run().trees()
-
-
-def check_arrays(program: Program, capacity: int) -> None:
-    """Refuse an agent whose arrays could not be saved and read again."""
-    program.check_types()
-    checkpoint.named_arrays(program.shapes(capacity))
-    named(program.acting_shapes(), 0)
 
 
 def explores(run: Run) -> bool:

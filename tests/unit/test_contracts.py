@@ -27,7 +27,7 @@ from ace.method.types import Transition
 from ace.planners import PLANNERS, Planner
 from ace.planners import register as register_planner
 from ace.run import checkpoint
-from ace.run.loop import check_arrays
+from ace.run.agent_file import check_arrays
 from ace.settings import keys
 from ace.settings.config import Config, ConfigError, replace
 from tests.agents.small import sample
