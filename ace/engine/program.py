@@ -379,8 +379,11 @@ class Program:
             """Trace without kernels: those that passed their trial may still not compile for the
             sizes of this program."""
             report = self._reports.get(name)
-            if not (report and report.used) or "RESOURCE_EXHAUSTED" in str(error):
-                return False  # without kernels it would need more memory still
+            # Without kernels a function needs more of the card's memory still; but a kernel that
+            # needs more shared memory than a processor has is reported in the same words.
+            lacking = "RESOURCE_EXHAUSTED" in str(error) and "hared memory" not in str(error)
+            if lacking or not (report and report.used):
+                return False
             self._plain[name] = f"it does not compile with them ({error!r:.200})"
             return True
 

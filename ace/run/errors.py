@@ -8,7 +8,11 @@ NO_MEMORY = (
     "this one may take)"
 )
 # Of a simulator that crashed; its last line, the error, is what the text before it says, too.
-TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*.*\n?", re.MULTILINE)
+TRACEBACK = re.compile(
+    r"^(?:Traceback \(most recent call last\):\n(?:[ \t].*\n)*|The above exception|During handling)"
+    r".*\n?",
+    re.MULTILINE,
+)
 
 
 def explained(error: Exception) -> str | None:

@@ -57,6 +57,7 @@ class Evaluations:
             return f"{error}; the evaluation at env step {evaluating * self._repeat} is lost"
         if agent_step != evaluating:
             return f"the evaluation at env step {evaluating * self._repeat} is lost"
+        self.running = evaluating  # also if it cannot start: it is to be made again after that
         self._start(acting, evaluating)
         return ""
 

@@ -310,9 +310,10 @@ def writable(folder: Path) -> Iterator[None]:
     except OSError as error:
         saved = Checkpoints(folder).steps()
         safe = f"agent step {saved[-1]} is saved" if saved else "nothing is saved yet"
-        raise OSError(
-            f"{error}; {safe}; free space or repair {folder}, then `ace resume {folder}` goes on"
-        ) from error
+        again = f"`ace resume {folder}` goes on"
+        if not (folder / "config.json").exists():
+            again = "give the command again"
+        raise OSError(f"{error}; {safe}; free space or repair {folder}, then {again}") from error
 
 
 @contextmanager
@@ -322,9 +323,10 @@ def unmade(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception:
-        if new:
-            with suppress(OSError):  # the folder may hold something else
-                for name in ("config.json", "lock"):
+        made = {"config.json", "lock"}
+        with suppress(OSError):
+            if new and {path.name for path in folder.iterdir()} <= made:
+                for name in made:
                     (folder / name).unlink(missing_ok=True)
                 folder.rmdir()
         raise

@@ -139,7 +139,10 @@ def test_a_wrong_command_is_explained_in_one_line(command, words, tmp_path, monk
 
 def test_the_traceback_of_a_simulator_stays_out_of_the_line():
     def deep() -> None:
-        raise ValueError("my step broke")
+        try:
+            raise KeyError("first")
+        except KeyError as error:
+            raise ValueError("my step broke") from error
 
     try:
         deep()

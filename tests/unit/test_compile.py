@@ -139,13 +139,21 @@ def test_a_lack_of_memory_is_no_fault_of_the_kernels(monkeypatch) -> None:
     """Without them a function needs more memory still."""
     program, player = with_kernels(monkeypatch, 256)  # JAX remembers what was traced with 128
 
+    def fail(text: str) -> None:
+        raise RuntimeError(text)
+
     def launch(*_: Any, **__: Any) -> None:
-        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+        fail("RESOURCE_EXHAUSTED: Out of memory")
 
     monkeypatch.setattr(kernels.rows, "launch", launch)
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
         player.act(np.zeros((1, 64, 3), "f"), 0)
     assert program.traces["act_policy"] == 1
+    # Shared memory is that of a kernel: it does not fit, and the function does without it.
+    text = "RESOURCE_EXHAUSTED: Shared memory size limit exceeded: requested 300000, available 1"
+    monkeypatch.setattr(kernels.rows, "launch", lambda *_, **__: fail(text))
+    player.act(np.zeros((1, 64, 3), "f"), 0)
+    assert "any in act_policy: it does not compile with them" in program.kernels.line()
 
 
 def test_functions_are_traced_one_at_a_time_without_collecting_garbage() -> None:
