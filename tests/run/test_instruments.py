@@ -9,7 +9,7 @@ from ace.run import evaluate
 from ace.run.record import read_csv
 from ace.settings.config import ConfigError
 from ace.tools import diagnose
-from tests.run.helpers import QUICK, small_run
+from tests.run.helpers import QUICK, SHORT_FLAGS, small_run
 
 SHARES = (0.0, 0.5)
 
@@ -27,7 +27,7 @@ def ran(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Player, "value", value)
         varied = ("--vary", "learn.seed-updates=0,0.5")
-        state, run = small_run(folder, "tests.envs.bad_envs:Sure", *QUICK, *varied)
+        state, run = small_run(folder, "tests.envs.bad_envs:Sure", *SHORT_FLAGS, *varied)
     return folder, state, run, asked
 
 
