@@ -2,6 +2,7 @@
 copy of the agents that is also written to the agent file. So an interrupted one can be made again.
 """
 
+import functools
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ class Evaluations:
         self._steps, self._last = config.agent_steps, config.agent_steps * config.action_repeat
         self.next = self._after(0)  # env step at which the next one begins
         self.running: int | None = None  # agent step of the one in progress
-        self.evaluator: Evaluator | None = None
         self._writer = ThreadPoolExecutor(1)
         self._writing: Future[None] = self._writer.submit(lambda: None)
 
@@ -69,18 +69,17 @@ class Evaluations:
         following = min(self.next + self._every, self._last)
         self.next = following if agent_step < self._steps else following + 1
 
-    def make_evaluator(self) -> Evaluator:
-        """The evaluator, with its simulators, which are kept between evaluations."""
-        if self.evaluator is None:
-            config = self.program.config
-            episodes, lanes = config.eval_episodes, len(self.program.setups)
-            # A quarter of the cores: more would slow down the training's simulators.
-            workers = -(-count_workers(config, 4 * lanes * episodes) // 4)
-            self.evaluator = Evaluator(self.program, episodes, workers, self._keep_obs)
-        return self.evaluator
+    @functools.cached_property
+    def evaluator(self) -> Evaluator:
+        """Starts its simulators when it is first asked for; they are kept between evaluations."""
+        config = self.program.config
+        episodes, lanes = config.eval_episodes, len(self.program.setups)
+        # A quarter of the cores: more would slow down the training's simulators.
+        workers = -(-count_workers(config, 4 * lanes * episodes) // 4)
+        return Evaluator(self.program, episodes, workers, self._keep_obs)
 
     def _start(self, acting: Any, agent_step: int) -> None:
-        self.make_evaluator().begin(acting, agent_step)
+        self.evaluator.begin(acting, agent_step)
         self.running = agent_step
 
     def wait_for_file(self) -> None:
@@ -90,5 +89,5 @@ class Evaluations:
     def close(self) -> None:
         """Stop the simulators."""
         self._writer.shutdown()
-        if self.evaluator:
+        if "evaluator" in vars(self):
             self.evaluator.close()

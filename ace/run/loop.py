@@ -406,7 +406,7 @@ class Loop:
     def advance_evaluation(self) -> None:
         """Advance the evaluation in progress, if there is one and its simulators are ready."""
         if self.evaluations.running is not None and self.can_evaluate():
-            self._evaluated(self.evaluations.make_evaluator().advance)
+            self._evaluated(self.evaluations.evaluator.advance)
 
     def can_evaluate(self) -> bool:
         """Whether a call of an evaluation would not have to wait for the compiler."""
@@ -419,7 +419,7 @@ class Loop:
             while not self.can_evaluate():
                 self.stop_if_asked()
                 time.sleep(0.05)
-            evaluator = self.evaluations.make_evaluator()
+            evaluator = self.evaluations.evaluator
             self._evaluated(lambda: evaluator.finish(self.stop_if_asked))
 
     def _evaluated(self, go_on: Callable[[], Sequence[Evaluation] | None]) -> None:
@@ -436,7 +436,7 @@ class Loop:
         if self.explorer:
             self.state = self.program.add(self.state)  # the replay is to hold all steps so far
             # Before the rows of eval.csv, which tell a continued run that all is recorded.
-            evaluator = self.evaluations.make_evaluator()
+            evaluator = self.evaluations.evaluator
             self.explorer.record(running, self.agent_step, self.state, evaluator)
         for lane, e in enumerate(results):
             means = e.ret, e.policy_ret, e.length, e.numbers

@@ -201,7 +201,7 @@ def measure_run(run: Run, program: Program, steps: int) -> tuple[Times, dict[str
             warm_up = config.seed_steps + RUN_WARM_UP  # with the burst of updates between
             go(lambda n: n == warm_up)
             alone = go(lambda n: n == steps)
-            evaluator = loop.evaluations.make_evaluator()
+            evaluator = loop.evaluations.evaluator
             jax.block_until_ready(program.acting(loop.state))  # compiles
 
             def over() -> bool:
