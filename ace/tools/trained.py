@@ -45,6 +45,8 @@ class TrainedAgent:
     def act(self, obs: np.ndarray, memory: Memory | None = None) -> tuple[np.ndarray, Memory]:
         """The action [A] for an observation [O], and the memory for the next step of the episode;
         without a memory an episode begins."""
+        if not isinstance(memory, Memory | None):
+            raise ValueError("memory must be what `act` returned, or None when an episode begins")
         own, count = memory or Memory(self.fresh, 0)
         obs = self._checked(obs, 1)
         call = self._compiled("agent", self.agent_function)
@@ -65,6 +67,9 @@ class TrainedAgent:
         if obs.ndim == 0 or obs.shape[-1] != self.setup.sizes[0] or axes not in (None, obs.ndim):
             shape = f"[{self.setup.sizes[0]}]" if axes else f"[..., {self.setup.sizes[0]}]"
             raise ValueError(f"an observation of {self.task} has shape {shape}, not {obs.shape}")
+        if not np.isfinite(obs).all():
+            # The planner would still answer with an action.
+            raise ValueError(f"an observation of {self.task} has numbers that are not finite")
         return obs
 
     def _compiled(self, name: str, function: Callable) -> Callable:

@@ -156,8 +156,13 @@ def test_a_module_that_cannot_be_imported_is_named(tmp_path) -> None:
         ace.train("probe/point", imports=("no_such_module_here",), folder=tmp_path / "run")
 
 
-def test_wrong_observations_and_lanes_are_named(run: ace.TrainedRun) -> None:
+def test_wrong_observations_memories_and_lanes_are_named(run: ace.TrainedRun) -> None:
     with pytest.raises(ValueError, match=r"has shape \[2\], not \(3,\)"):
         run.agent().act(np.zeros(3))
+    for call in (run.agent().act, run.agent().policy):
+        with pytest.raises(ValueError, match="not finite"):
+            call(np.array([0.0, np.nan]))
+    with pytest.raises(ValueError, match="memory must be what `act` returned"):
+        run.agent().act(np.zeros(2), {"plan": 0})  # type: ignore
     with pytest.raises(ConfigError, match="lanes 0 to 1"):
         run.agent(2)
