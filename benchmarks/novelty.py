@@ -48,15 +48,14 @@ def draw(
     batch = batch._replace(obs=model.normalise(config, state.stats, batch.obs))
     params, target = model.cast(config, state.params), model.cast(config, state.target)
     latents = learner.Latents(model.encode(params, batch.obs), model.encode(target, batch.obs)[1:])
-    novelty, _, _ = learner.novelty_of(config, params, state, latents, batch)
+    error, _ = learner.one_step_error(config, params, latents, batch.action)
+    moments = targets.merge_moments(state.moments, error, batch.mask, config.learn)
     z = latents.online[:-1]
-    change, _ = model.project_train(params, model.believe(params, z, batch.action, None))
-    prediction, _ = model.predict_train(params, model.add_to(config, z, change))
     found = {
         "obs": obs,
         "following": following,
-        "error": targets.similarity_error(prediction, latents.target),
-        "novelty": novelty,
+        "error": error,
+        "novelty": targets.novelty_reward(error, batch.mask, moments, config.learn),
         "value": model.value(params, z, model.policy(params, z)).min(0),
     }
     return {name: np.asarray(x)[np.asarray(stored)] for name, x in found.items()}

@@ -160,17 +160,25 @@ def update(
 def novelty_of(
     config: Config, params: Params, state: LearnerState, latents: Latents, batch: Batch
 ) -> tuple[jax.Array, Any, Params]:
-    """r^i of every step: the one-step prediction error from the real latent and a zero belief."""
+    """r^i of every step, from its one-step prediction error."""
+    error, stats = one_step_error(config, params, latents, batch.action)
+    moments = targets.merge_moments(state.moments, error, batch.mask, config.learn)
+    novelty = targets.novelty_reward(error, batch.mask, moments, config.learn)
+    return novelty, moments, stats if config.parity.novelty_updates_stats else {}
+
+
+def one_step_error(
+    config: Config, params: Params, latents: Latents, action: jax.Array
+) -> tuple[jax.Array, Params]:
+    """The prediction error of every step from the real latent and a zero belief (4.1), and the
+    batch-norm statistics of the pass."""
     z = latents.online[:-1]
-    b = model.believe(params, z, batch.action, None)
+    b = model.believe(params, z, action, None)
     change, projector = model.project_train(params, b)
     z_next = model.add_to(config, z, change)
     prediction, predictor = model.predict_train(params, z_next)
     error = targets.similarity_error(prediction, latents.target)
-    moments = targets.merge_moments(state.moments, error, batch.mask, config.learn)
-    novelty = targets.novelty_reward(error, batch.mask, moments, config.learn)
-    stats = {"projector": projector, "predictor": predictor}
-    return novelty, moments, stats if config.parity.novelty_updates_stats else {}
+    return error, {"projector": projector, "predictor": predictor}
 
 
 def fold_stats(running: Params, novelty: Params, rollout: Params, rows: int) -> Params:
